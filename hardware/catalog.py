@@ -12,6 +12,7 @@ from typing import Any
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_slice
+from inputs import suggest
 from inputs.files import contents, read_text
 from inputs.texts import parse_toml, shown, toml_list
 
@@ -226,8 +227,4 @@ def whole(value: float, field: str, where: str) -> int:
 
 
 def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise HardwareError(f"{where}: unknown key '{key}': {hint}")
+    suggest.refuse_unknown(table, known, where, HardwareError)

@@ -72,7 +72,9 @@ def left_out(gpu: str) -> Mapping[str, FamilyError]:
     return {name: FamilyError(**row) for name, row in table.get(gpu, table[BASE_GPU]).items()}
 
 
-def drawn(profile: Profile, *, gpus: int, count: int, seed: int, known_chips: bool = False) -> tuple[Profile, ...]:
+def drawn_profiles(
+    profile: Profile, *, gpus: int, count: int, seed: int, known_chips: bool = False
+) -> tuple[Profile, ...]:
     """``count`` profiles that the records of ``profile`` allow, for runs on ``gpus`` GPUs; the same every time.
 
     ``known_chips`` leaves out how chips differ in power: theirs was measured.

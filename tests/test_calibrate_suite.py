@@ -20,7 +20,7 @@ from hardware.calibrate.suite.meter import CounterTick, DryMeter, slope_w
 from hardware.calibrate.suite.plan import done_already, estimated_s
 from hardware.calibrate.suite.plans import PLANS, least_world, planned
 from hardware.calibrate.suite.race import collective_of
-from hardware.calibrate.suite.routing import route
+from hardware.calibrate.suite.routing import draw_routing
 from hardware.calibrate.suite.worker import SuiteOptions, append, block_counts, gpu_id_of
 from hardware.errors import HardwareError
 
@@ -133,7 +133,7 @@ def test_only_refuses_a_kind_the_plan_lacks() -> None:
 
 
 def test_routing_counts_by_hand() -> None:
-    everyone = route(tokens=130, experts=4, top_k=4, skew=0.0)
+    everyone = draw_routing(tokens=130, experts=4, top_k=4, skew=0.0)
     assert everyone.facts() == {
         "rows": 520,
         "distinct": 4,
@@ -142,12 +142,12 @@ def test_routing_counts_by_hand() -> None:
         "tiles64": 12,
         "tiles256": 4,
     }
-    slice_ = [route(tokens=64, experts=8, top_k=2, skew=0.8, first=f, count=4, seed=3) for f in (0, 4)]
+    slice_ = [draw_routing(tokens=64, experts=8, top_k=2, skew=0.8, own=range(f, f + 4), seed=3) for f in (0, 4)]
     assert sum(part.rows for part in slice_) == 128
-    assert route(tokens=2000, experts=128, top_k=8, skew=1.2).facts()["max_rows"] > 2 * 125
+    assert draw_routing(tokens=2000, experts=128, top_k=8, skew=1.2).facts()["max_rows"] > 2 * 125
     assert list(everyone.token[:130]) == list(range(130))
     with pytest.raises(HardwareError, match="top_k = 9"):
-        route(tokens=1, experts=8, top_k=9, skew=0.0)
+        draw_routing(tokens=1, experts=8, top_k=9, skew=0.0)
 
 
 def test_power_is_the_slope_between_ticks() -> None:

@@ -19,7 +19,7 @@ from sim.explore.closed_form import rivals
 from sim.explore.closed_form.export import to_latex, to_python
 from sim.explore.closed_form.fit import Fitted, fit
 from sim.explore.closed_form.formula import NAMES, PARAMETERS, columns, predict
-from sim.explore.closed_form.judge import Score, interval, judge
+from sim.explore.closed_form.judge import Score, Splits, interval, judge
 from sim.explore.closed_form.samples import PHASES, Sample, by_work, parts
 from sim.explore.closed_form.search import search
 from sim.explore.closed_form.sizes import PassSizes, Phase
@@ -133,7 +133,7 @@ def test_judged_on_scenarios_that_no_sample_is_of(monkeypatch: pytest.MonkeyPatc
     add = Score.add
     monkeypatch.setattr(rivals, "fitted", spy)
     monkeypatch.setattr(Score, "add", lambda self, group, p: (tested[-1].add(group[0].work), add(self, group, p))[1])
-    verdict = judge(samples, count=20, seed=1, splits=3)
+    verdict = judge(samples, Splits(number=3, samples=20, seed=1))
     assert all(not (trained & judged) for trained, judged in zip(seen, tested, strict=True))
     assert verdict.scores["closed form"]["top1"] == (1.0, 1.0, 1.0)
     assert verdict.errors["energy_prefill"][0] < 1e-12
@@ -207,7 +207,7 @@ def test_a_forest_gets_further_samples_and_is_judged_on_none_of_them() -> None:
     samples = made_up()
     judged = [s for s in samples if s.scenario.batch != 64]
     more = [s for s in samples if s.scenario.batch == 64]
-    verdict = judge(judged, count=14, seed=1, splits=2, more=more)
+    verdict = judge(judged, Splits(number=2, samples=14, seed=1), more=more)
     assert verdict.scenarios == len(by_work(judged)) and verdict.searched == {}
     # Half of the judged scenarios and all further ones, all that there are.
     assert f"random forest, {len(judged) // 2 + len(more)} samples" in verdict.scores

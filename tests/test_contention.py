@@ -14,7 +14,7 @@ import pytest
 from hardware.laws.collective import UNFITTED, ring_traffic
 from hardware.profile import load_profile, profile_for
 from sim.validation import lanes
-from sim.validation.contention import main, measured, on
+from sim.validation.contention import machine_with_sharing, main, measured
 from sim.validation.lanes import together
 from sim.validation.predict import NotPredicted, predict
 from sim.validation.records import RecordError, read_records
@@ -36,7 +36,7 @@ def sharing():  # type: ignore[no-untyped-def]
 
 def test_a_copy_barely_feels_two_blocks_that_it_slows_down_threefold() -> None:
     # Measured (contention.jsonl, two GPUs): 1.053 and 3.49.
-    copy, reduce = together(COPY, on(GPU, 2, sharing())).slowdowns
+    copy, reduce = together(COPY, machine_with_sharing(GPU, 2, sharing())).slowdowns
     assert copy == pytest.approx(1.053, abs=0.04)
     assert reduce == pytest.approx(3.49, rel=0.1)
 
@@ -45,20 +45,23 @@ def test_a_collective_beside_a_gemm_of_persistent_blocks_gets_one_turn_a_gemm(mo
     # Measured (pair.jsonl): 771.4 us a GEMM and 771.7 us a reduce-scatter that alone takes 138. What their ends are
     # apart repeats every third turn: means of many.
     monkeypatch.setattr(lanes, "REPETITIONS", 60)
-    seen = together(GEMM, on(GPU, 2, sharing()))
+    seen = together(GEMM, machine_with_sharing(GPU, 2, sharing()))
     assert seen.a_together_s == pytest.approx(seen.b_together_s, rel=0.01)
 
 
 def test_nothing_shared_is_nothing_lost() -> None:
     # A copy that stays far below the HBM rate, and a collective without HBM traffic of its own.
     quiet = replace(UNFITTED, traffic_scale=0.0)
-    copy, reduce = together(COPY, on(GPU, 2, quiet)).slowdowns
+    copy, reduce = together(COPY, machine_with_sharing(GPU, 2, quiet)).slowdowns
     assert copy == pytest.approx(1.0, abs=0.01)
     assert reduce == pytest.approx(1.0, abs=0.01)
 
 
 def test_more_blocks_claim_more_of_hbm() -> None:
-    slow = [together({**COPY, "b": f"rs{n}", "ctas": n}, on(GPU, 2, sharing())).slowdowns[0] for n in (2, 8, 32)]
+    slow = [
+        together({**COPY, "b": f"rs{n}", "ctas": n}, machine_with_sharing(GPU, 2, sharing())).slowdowns[0]
+        for n in (2, 8, 32)
+    ]
     assert slow == sorted(slow)
 
 
@@ -104,6 +107,6 @@ def test_copies_of_the_records_are_within_ten_per_cent() -> None:
     errors = []
     for record in read_records(SHARED / "contention.jsonl"):
         if record.kind == "together" and record.inputs["a"] == "copy" and record.inputs["world"] == 2:
-            seen = together(record.inputs, on(GPU, 2, sharing())).slowdowns
+            seen = together(record.inputs, machine_with_sharing(GPU, 2, sharing())).slowdowns
             errors += [abs(math.expm1(math.log(p / m))) for p, m in zip(seen, measured(record).slowdowns, strict=True)]
     assert sum(errors) / len(errors) < 0.10

@@ -17,15 +17,14 @@ from hardware.calibrate.fit import CHECK_KINDS, read_fit_records
 from hardware.calibrate.fit_families import (
     DECODE_START,
     FREE_DECODE,
-    decode_features_of,
-    decode_terms_of,
+    decode_row_law,
     fit_decode,
     on_chip_clocks,
 )
-from hardware.calibrate.fit_gemm import LENGTHS, base_terms, duty_anchors, features_of
+from hardware.calibrate.fit_gemm import FREE_BF16, LENGTHS, duty_anchors, gemm_row_law
 from hardware.calibrate.fit_kit import (
     FitSetting,
-    Law,
+    FittedFamily,
     Learning,
     digest,
     fit_coefficients,
@@ -36,7 +35,7 @@ from hardware.calibrate.fit_power import fit_power, setting_of
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
 from hardware.laws.attention import decode_parts
-from hardware.laws.correction import Correction, corrected
+from hardware.laws.correction import Correction
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import load_profile
 
@@ -44,6 +43,7 @@ GPU = load_gpu("h100-sxm-80gb")
 PROFILE = load_profile("h100-sxm-80gb")
 assert PROFILE is not None
 SETTING = FitSetting(gpu=GPU, curve=PROFILE.curve, limit_w=700.0)
+GEMM_LAW = gemm_row_law(GPU, PROFILE.gemm["bf16"], FREE_BF16)
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[2] / "shared")) / "measurements"
 measured = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no measurements at {SHARED}: set WATTLINE_SHARED")
 
@@ -127,7 +127,7 @@ def decode_row(batch: int, length: int, kv_heads: int, truth: Any, celsius: floa
         "batch": batch, "seq_len": length, "q_heads": 8 * kv_heads, "kv_heads": kv_heads, "head_dim": 128,
         "temperature_c": [celsius], "sm_clock_mhz": [1980],
     }  # fmt: skip
-    point = SETTING.point(decode_terms_of(truth, row, SETTING), row)
+    point = SETTING.point(decode_row_law(SETTING, truth).terms_of(truth, row), row)
     return row | {
         "latency_s": point.latency_s,
         "energy_j": point.latency_s * point.power_w,
@@ -146,12 +146,7 @@ def test_coefficients_are_recovered_from_their_own_predictions() -> None:
     found, errors, correlation = fit_coefficients(
         rows,
         SETTING,
-        Law(
-            start=DECODE_START,
-            free=FREE_DECODE,
-            terms_of=lambda c, row: decode_terms_of(c, row, SETTING),
-            features_of=decode_features_of,
-        ),
+        decode_row_law(SETTING, DECODE_START),
     )
     assert found.hbm_bytes_per_s == pytest.approx(truth.hbm_bytes_per_s, rel=0.01)
     assert found.floor_s == pytest.approx(truth.floor_s, rel=0.03)
@@ -215,9 +210,7 @@ def test_decode_attention_left_out() -> None:
     errors = []
     for i, row in enumerate(rows):
         family = fit_decode(rows[:i] + rows[i + 1 :], SETTING, DECODE_START.hbm_byte_energy_j)
-        learnt = family.corrections
-        terms = decode_terms_of(family.coefficients, row, SETTING)
-        errors.append(errors_of(row, corrected(terms, learnt.time, learnt.energy, decode_features_of(row)), SETTING))
+        errors.append(errors_of(row, family.terms(row), SETTING))
     latency, energy = means(errors)
     assert latency < 5.0 and energy < 6.0
 
@@ -226,22 +219,19 @@ def test_decode_attention_left_out() -> None:
 def test_gemm_shapes_left_out() -> None:
     """Corrections learnt without each (n, k); python -m hardware.calibrate.crossval refits the law as well."""
     rows = [row for row in records("gemm") if row["dtype"] == "bf16"]
-    law = PROFILE.gemm["bf16"]
-    errors = []
+    law, errors = GEMM_LAW, []
     for rest, out in folds(rows, lambda row: (row["n"], row["k"])):
         if out[0]["k"] != 4096:
             continue
         learnt = learn_corrections(
             rest,
-            [base_terms(law, r, GPU) for r in rest],
-            [features_of(r) for r in rest],
+            [law.terms_of(law.start, r) for r in rest],
+            [law.features_of(r) for r in rest],
             SETTING,
             Learning(lengths=LENGTHS),
         )
-        errors += [
-            errors_of(r, corrected(base_terms(law, r, GPU), learnt.time, learnt.energy, features_of(r)), SETTING)
-            for r in out
-        ]
+        family = FittedFamily(law=law, coefficients=law.start, corrections=learnt, errors={})
+        errors += [errors_of(r, family.terms(r), SETTING) for r in out]
     latency, energy = means(errors)
     assert latency < 3.0 and energy < 4.0
 
@@ -279,7 +269,6 @@ def test_clock_scaling_of_products(anchor: int) -> None:
     assert len(anchors) == 3
     slow, fast = anchors[anchor]
     times = [
-        time_s(base_terms(PROFILE.gemm["bf16"], row, GPU), sms=GPU.sms, sm_clock_hz=row["clock_hz"])
-        for row in (slow, fast)
+        time_s(GEMM_LAW.terms_of(GEMM_LAW.start, row), sms=GPU.sms, sm_clock_hz=row["clock_hz"]) for row in (slow, fast)
     ]
     assert abs(times[0] / times[1] / (slow["latency_s"] / fast["latency_s"]) - 1.0) < 0.01

@@ -26,6 +26,11 @@ CASES: dict[str, dict[str, Any]] = {
     "generate in buckets": {"model": "llama3-8b", "phase": "generate", "seq_len": 300, "output_len": 300, "layers": 1},
     "engine's host": {"model": "llama3-8b", "stack": "vllm", "batch": 4, "seq_len": 1024, "layers": 2},
     "cold": {"model": "llama3-8b", "regime": "cold", "layers": 1},
+    "pipeline": {"model": "llama3-8b", "pp": 2, "batch": 4, "layers": 4},
+    "ring": {"model": "llama3-8b", "cp": 2, "cp_mode": "ring", "layers": 2},
+    "training": {"model": "llama3-8b", "phase": "train", "layers": 2},
+    "adapters": {"model": "llama3-8b", "lora_adapters": 2, "batch": 4, "layers": 2},
+    "one more layer drafts": {"model": "llama3-8b", "phase": "decode", "speculation": "mtp", "acceptance": (0.8,)},
     "own profile": {"model": "llama3-8b", "launch": "eager", "chip_power_factor": 1.02, "layers": 1},
 }
 

@@ -20,7 +20,7 @@ from sim.validation.predict import predict
 from sim.validation.records import read_records
 from sim.validation.validate import validate
 from traces.lint import overlaps
-from workloads import Layout, Options, WorkloadError, build_generate, build_program, load_model
+from workloads import Generation, Layout, Options, WorkloadError, build_generate, build_program, load_model
 from workloads.program import Kernel
 from workloads.work import CollectiveWork
 
@@ -52,7 +52,7 @@ def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Ti
     if output_len is None:
         program = build_program(model, layout, phase="prefill", batch=batch, seq_len=64, options=options)
     else:
-        program = build_generate(model, layout, batch=batch, seq_len=64, output_len=output_len, options=options)
+        program = build_generate(model, layout, batch=batch, generation=Generation.of(64, output_len), options=options)
     scenario = Scenario.of(model="llama3-8b", pp=layout.pp, batch=batch, uncapped=True)
     target = machine_of(scenario)
     work = Work(program=program, tokens=1, classify=free_communication, issue_s=None)

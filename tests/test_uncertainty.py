@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hardware.profile import Profile, load_profile
-from hardware.uncertainty import drawn, left_out, scaled
+from hardware.uncertainty import drawn_profiles, left_out, scaled
 from sim.cli.simulate import command
 from sim.explore.grid import parse_grid
 from sim.explore.row import INTERVALS
@@ -35,11 +35,11 @@ def h100() -> Profile:
 
 
 def test_draws_are_repeated_by_their_seed_and_spread_as_the_left_out_rows_say(h100: Profile) -> None:
-    one = drawn(h100, gpus=1, count=64, seed=3)
-    assert one is drawn(h100, gpus=1, count=64, seed=3)
-    assert one[0] != drawn(h100, gpus=1, count=64, seed=4)[0]
+    one = drawn_profiles(h100, gpus=1, count=64, seed=3)
+    assert one is drawn_profiles(h100, gpus=1, count=64, seed=3)
+    assert one[0] != drawn_profiles(h100, gpus=1, count=64, seed=4)[0]
     alone = replace(h100, provenance=replace(h100.provenance, correlations={}))
-    floors = np.log([p.decode.floor_s / h100.decode.floor_s for p in drawn(alone, gpus=1, count=64, seed=3)])
+    floors = np.log([p.decode.floor_s / h100.decode.floor_s for p in drawn_profiles(alone, gpus=1, count=64, seed=3)])
     assert floors.std() == pytest.approx(left_out(h100.gpu)["decode"].time, rel=0.1)
     assert abs(floors.mean()) < 0.2 * floors.std()
 
@@ -52,7 +52,7 @@ def test_coefficients_that_rows_leave_open_stay_and_others_move_together(h100: P
         standard_errors=dict.fromkeys(names, 0.2),
         correlations={"decode": ((1.0, -1.0), (-1.0, 1.0))},
     )
-    draws = drawn(replace(h100, provenance=provenance), gpus=1, count=16, seed=1)
+    draws = drawn_profiles(replace(h100, provenance=provenance), gpus=1, count=16, seed=1)
     family = [one.decode.merge_s / h100.decode.merge_s for one in draws]  # moves with the family alone
     floor, split = (
         np.log([getattr(one.decode, n) / getattr(h100.decode, n) / f for one, f in zip(draws, family, strict=True)])
@@ -60,7 +60,7 @@ def test_coefficients_that_rows_leave_open_stay_and_others_move_together(h100: P
     )
     assert floor == pytest.approx(-split) and floor.std() == pytest.approx(0.2, rel=0.15)
     open_one = replace(provenance, standard_errors={names[0]: 0.2, names[1]: 0.9})
-    draws = drawn(replace(h100, provenance=open_one), gpus=1, count=16, seed=1)
+    draws = drawn_profiles(replace(h100, provenance=open_one), gpus=1, count=16, seed=1)
     # Given the one that stays, the other is known.
     assert [one.decode.floor_s / one.decode.merge_s for one in draws] == pytest.approx(
         [h100.decode.floor_s / h100.decode.merge_s] * 16
@@ -71,7 +71,7 @@ def test_shipped_correlations_keep_what_rows_know_only_together(h100: Profile) -
     """Energy of a FLOP is known to per cents, that of one in padded rows, few in every product, hardly at all."""
     stored = h100.provenance.standard_errors
     assert stored["gemm.bf16.log.flop_energy_j"] < 0.1 and stored["gemm.bf16.log.padded_flop_energy_j"] > 0.5
-    energies = np.log([one.gemm["bf16"].flop_energy_j for one in drawn(h100, gpus=1, count=32, seed=1)])
+    energies = np.log([one.gemm["bf16"].flop_energy_j for one in drawn_profiles(h100, gpus=1, count=32, seed=1)])
     assert energies.std() < 0.1
 
 
@@ -93,7 +93,7 @@ def test_scaled_laws_take_longer_and_draw_more_as_told(h100: Profile) -> None:
 def test_links_are_as_uncertain_as_other_powers(h100: Profile) -> None:
     links_w = h100.collective.links_power_w
     assert scaled(h100.collective, time=1.0, power=1.5).links_power_w == pytest.approx(1.5 * links_w)
-    assert len({one.collective.links_power_w for one in drawn(h100, gpus=8, count=16, seed=1)}) > 1
+    assert len({one.collective.links_power_w for one in drawn_profiles(h100, gpus=8, count=16, seed=1)}) > 1
 
 
 def test_intervals_repeat_hold_the_prediction_and_widen_where_nothing_was_measured() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from workloads import (
     DType,
+    Generation,
     Layout,
     MemoryLoad,
     Options,
@@ -94,7 +95,7 @@ def test_sixteen_gpus_on_two_nodes_meet_as_the_mapping_says() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_member_of_a_group_runs_the_same_collectives_in_the_same_order(layout: Layout) -> None:
-    program = build_generate(load_model("llama3-8b"), layout, batch=16, seq_len=64, output_len=3)
+    program = build_generate(load_model("llama3-8b"), layout, batch=16, generation=Generation.of(64, 3))
     seen: dict[tuple[int, ...], dict[int, list[tuple[CollectiveOp, int]]]] = {}
     for rank, own in enumerate(program.ranks):
         for kernel in kernels_of(own):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.transformer_kit import build
-from workloads import DType, Layout, WorkloadError, build_generate, load_model
+from workloads import DType, Generation, WorkloadError
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_splits_that_the_sizes_do_not_allow_are_refused(fields: dict[str, Any], 
 
 def test_generate_needs_an_output() -> None:
     with pytest.raises(WorkloadError) as error:
-        build_generate(load_model("llama3-8b"), Layout(), batch=1, seq_len=8, output_len=0)
+        Generation.of(8, 0)
     assert str(error.value) == "output_len = 0: give a positive whole number"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.transformer_kit import build, head, kernels, layer, names
-from workloads import DType, Layout, build_generate, load_model
+from workloads import DType, Generation, Layout, build_generate, load_model
 from workloads.program import Program
 from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
 
@@ -208,7 +208,7 @@ def test_other_stacks_differ_in_what_they_fuse_and_copy() -> None:
 
 
 def test_generate_is_a_prefill_and_a_growing_context() -> None:
-    program = build_generate(load_model("llama3-8b"), Layout(), batch=1, seq_len=100, output_len=4)
+    program = build_generate(load_model("llama3-8b"), Layout(), batch=1, generation=Generation.of(100, 4))
     phases = program.ranks[0].phases
     assert [phase.name for phase in phases] == ["prefill", "decode 1", "decode 2", "decode 3"]
     contexts = []

@@ -18,7 +18,7 @@ from workloads.families.speculation import (
 )
 from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
-from workloads.families.transformer import build_generate, build_program
+from workloads.families.transformer import Generation, build_generate, build_program
 from workloads.kernel_names import AllReduce, EpKernels
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
@@ -36,6 +36,7 @@ __all__ = [
     "DType",
     "Drafter",
     "EpKernels",
+    "Generation",
     "Group",
     "Layout",
     "MemoryLoad",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inputs.files import contents, read_text
+from inputs.suggest import nearest
 from inputs.texts import parse_toml, shown
 from workloads.decoder import list_decoders
 from workloads.errors import WorkloadError
@@ -117,9 +117,7 @@ def _load(name: str, _: tuple[object, ...]) -> DitSpec:
     if name.endswith(".toml") or "/" in name:
         return parse_dit(read_text(Path(name), "model", WorkloadError), where=name)
     if name not in list_dits():
-        near = difflib.get_close_matches(name, list_dits(), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(list_dits())}"
-        raise WorkloadError(f"unknown diffusion transformer '{name}': {hint}")
+        raise WorkloadError(f"unknown diffusion transformer '{name}': {nearest(name, list_dits())}")
     text = (files("workloads") / "data" / "dit" / f"{name}.toml").read_text(encoding="utf-8")
     return parse_dit(text, where=f"{name}.toml")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from inputs import suggest
 from inputs.texts import shown
 from workloads.errors import WorkloadError
 
@@ -38,8 +38,4 @@ def positive(value: Any, name: str, where: str, *, most: int = 10**9) -> int:
 
 def refuse_unknown(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     """Unknown keys are errors that suggest the nearest known one."""
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise WorkloadError(f"{where}: unknown key {shown(key)}: {hint}")
+    suggest.refuse_unknown(table, known, where, WorkloadError)

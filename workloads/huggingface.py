@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
+from inputs.suggest import nearest
 from inputs.texts import parse_json, shown
 from workloads.errors import WorkloadError
 from workloads.family import family_model
@@ -31,8 +31,8 @@ def read_config(data: dict[str, Any], *, where: str, family: FamilyFile | None =
     kind = data.get("model_type")
     own = family or (family_files().get(kind) if isinstance(kind, str) else None)
     if own is None:
-        near = difflib.get_close_matches(str(kind).lower(), supported_types(), n=1) if isinstance(kind, str) else []
-        hint = f"did you mean '{near[0]}'?" if near else "'wattline models --all' lists those that are"
+        known = supported_types() if isinstance(kind, str) else ()
+        hint = nearest(str(kind).lower(), known, "'wattline models --all' lists those that are")
         raise WorkloadError(
             f"{where}: model_type = {shown(kind)} is not supported: {hint} (a family.toml beside it adds one)"
         )

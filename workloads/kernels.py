@@ -210,19 +210,12 @@ def seen_keys(new_tokens: int, context: int, window: int) -> int:
 
 
 def elementwise_kernel(
-    name: str,
-    op: Elementwise,
-    rows: int,
-    width: int,
-    bytes_moved: int,
-    *,
-    blocks: int | None = None,
-    dtype: DType = DType.BF16,
+    name: str, op: Elementwise, rows: int, width: int, bytes_moved: int, *, blocks: int | None = None
 ) -> Kernel:
-    """A memory-bound kernel; one FLOP an element, for the record."""
+    """A memory-bound kernel over 16-bit elements; one FLOP an element, for the record."""
     return Kernel(
         name=name,
-        work=ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, blocks=blocks, dtype=dtype),
+        work=ElementwiseWork(op=op, rows=rows, width=width, bytes_moved=bytes_moved, blocks=blocks),
         flops=float(rows * width),
         bytes_moved=float(bytes_moved),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
+from inputs.suggest import nearest
 from workloads.errors import WorkloadError
 
 
@@ -92,7 +92,5 @@ def load_stack(name: str) -> Stack:
     True
     """
     if name not in STACKS:
-        near = difflib.get_close_matches(name.lower(), STACKS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(STACKS)}"
-        raise WorkloadError(f"unknown stack '{name}': {hint}")
+        raise WorkloadError(f"unknown stack '{name}': {nearest(name.lower(), STACKS)}")
     return STACKS[name]

@@ -22,28 +22,22 @@ from hardware.calibrate.fit import ELEMENTWISE, read_fit_records, record_files
 from hardware.calibrate.fit_clocks import moved_bytes
 from hardware.calibrate.fit_collective import blocks_of, fit_collectives
 from hardware.calibrate.fit_families import (
-    decode_features_of,
-    decode_terms_of,
-    elementwise_features_of,
-    elementwise_terms_of,
     fit_decode,
     fit_elementwise,
     fit_grouped,
     fit_prefill,
-    grouped_features_of,
-    grouped_terms_of,
-    prefill_features_of,
-    prefill_terms_of,
+    prefill_row_law,
     rows_of,
 )
-from hardware.calibrate.fit_gemm import base_terms, duty_anchors, features_of, fit_bf16, fit_fp8
+from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import FitSetting, FittedFamily, Row, settled_half
 from hardware.calibrate.fit_power import chip_of, fit_power, setting_of, work_hbm_bytes
 from hardware.catalog import load_gpu
 from hardware.laws.collective import UNFITTED, collective_base_terms
-from hardware.laws.correction import LawCurve, corrected
+from hardware.laws.correction import LawCurve
 from hardware.laws.elementwise import elementwise_course
-from hardware.laws.sizes import CollectiveSizes
+from hardware.laws.gemm import gemm_base_terms
+from hardware.laws.sizes import CollectiveSizes, GemmSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.power import point_at
 
@@ -108,50 +102,31 @@ def errors_of(row: Row, terms: KernelTerms, setting: FitSetting) -> tuple[float,
 
 
 def _of_family(
-    family: FittedFamily[Any],
-    test: Sequence[Row],
-    setting: FitSetting,
-    terms_of: Callable[[Any, Row], KernelTerms],
-    coordinates: Callable[[Row], tuple[float, ...]],
-    course: LawCurve | None = None,
+    family: FittedFamily[Any], test: Sequence[Row], setting: FitSetting, course: LawCurve | None = None
 ) -> Errors:
-    learnt = family.corrections
-    return [
-        errors_of(
-            row,
-            corrected(terms_of(family.coefficients, row), learnt.time, learnt.energy, coordinates(row), course),
-            setting,
-        )
-        for row in test
-    ]
+    return [errors_of(row, family.terms(row, course), setting) for row in test]
 
 
 def _bf16(setting: FitSetting, hbm_j: float, anchors: list[tuple[Row, Row]], fold: Fold) -> Errors:
-    family = fit_bf16(fold[0], setting, hbm_j, anchors)
-    return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
+    return _of_family(fit_bf16(fold[0], setting, hbm_j, anchors), fold[1], setting)
 
 
 def _fp8(setting: FitSetting, bf16: Any, bf16_rows: list[Row], fold: Fold) -> Errors:
     out = {(row["n"], row["k"]) for row in fold[1]}
     family = fit_fp8(fold[0], [row for row in bf16_rows if (row["n"], row["k"]) not in out], setting, bf16)
-    return _of_family(family, fold[1], setting, lambda c, row: base_terms(c, row, setting.gpu), features_of)
+    return _of_family(family, fold[1], setting)
 
 
 def _prefill(setting: FitSetting, gemm: Any, duty: Sequence[Row], fold: Fold) -> Errors:
-    family = fit_prefill(fold[0], setting, gemm, duty)
-    return _of_family(
-        family, fold[1], setting, lambda c, row: prefill_terms_of(c, row, gemm, setting), prefill_features_of
-    )
+    return _of_family(fit_prefill(fold[0], setting, gemm, duty), fold[1], setting)
 
 
 def _decode(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
-    family = fit_decode(fold[0], setting, hbm_j)
-    return _of_family(family, fold[1], setting, lambda c, row: decode_terms_of(c, row, setting), decode_features_of)
+    return _of_family(fit_decode(fold[0], setting, hbm_j), fold[1], setting)
 
 
 def _grouped(setting: FitSetting, decode: Any, fold: Fold) -> Errors:
-    family = fit_grouped(fold[0], setting, decode)
-    return _of_family(family, fold[1], setting, lambda c, row: grouped_terms_of(c, row, setting), grouped_features_of)
+    return _of_family(fit_grouped(fold[0], setting, decode), fold[1], setting)
 
 
 def _elementwise(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
@@ -159,9 +134,7 @@ def _elementwise(setting: FitSetting, hbm_j: float, fold: Fold) -> Errors:
     first = fold[1][0]
     bytes_a_block = moved_bytes(first) / (rows_of(first) * first["heads"]) if "heads" in first else 1.0
     course = elementwise_course(family.coefficients, setting.gpu, bytes_a_block=bytes_a_block)
-    return _of_family(
-        family, fold[1], setting, lambda c, row: elementwise_terms_of(c, row, setting), elementwise_features_of, course
-    )
+    return _of_family(family, fold[1], setting, course)
 
 
 def collective_errors(rows: Sequence[Row], setting: FitSetting) -> HeldOutErrors:
@@ -221,10 +194,10 @@ def _terms_of_work(work: str, setting: FitSetting, bf16: Any, prefill: Any) -> K
     """Terms of a duty row's work; a copy is HBM transfer alone."""
     if work.startswith("gemm_"):
         m, n, k = (int(part) for part in work.removeprefix("gemm_").split("x"))
-        return base_terms(bf16, {"m": m, "n": n, "k": k, "dtype": "bf16"}, setting.gpu)
+        return gemm_base_terms(bf16, GemmSizes(m=m, n=n, k=k), setting.gpu)
     if work.startswith("attention_"):
         sizes = {"batch": 2, "seq_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
-        return prefill_terms_of(prefill, sizes, bf16, setting)
+        return prefill_row_law(setting, bf16).terms_of(prefill, sizes)
     moved = work_hbm_bytes({"work": work})
     rate = bf16.hbm_bytes_per_s
     return KernelTerms(floor_s=0.0, blocks=setting.gpu.sms, cycles_per_block=0.0, hbm_bytes=moved, hbm_bytes_per_s=rate)

@@ -20,7 +20,6 @@ from hardware.calibrate.fit_kit import (
     settled_limit,
 )
 from hardware.engine_laws import Learnt, LeftOutErrors
-from hardware.laws.correction import corrected
 
 # Rows left out at a time where errors are reported: a fifth, drawn by their digests.
 FOLDS = 5
@@ -64,11 +63,9 @@ class EngineFamilies:
                 continue
             other = fit(rest)
             for row in fold:
-                factors = other.corrections
-                terms = corrected(
-                    law.terms_of(other.coefficients, row), factors.time, factors.energy, law.features_of(row)
+                point = setting.point(
+                    other.terms(row), {"temperature_c": row.get("temperature_c"), "sm_clock_mhz": None}
                 )
-                point = setting.point(terms, {"temperature_c": row.get("temperature_c"), "sm_clock_mhz": None})
                 time.append(abs(point.latency_s / row["latency_s"] - 1.0))
                 energy.append(abs(point.latency_s * point.power_w / row["energy_j"] - 1.0))
         if time:

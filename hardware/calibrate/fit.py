@@ -19,7 +19,7 @@ from hardware.calibrate.engine_rows import ENGINE_KINDS, read_engine_records
 from hardware.calibrate.fit_clocks import clock_pairs
 from hardware.calibrate.fit_collective import fit_collectives
 from hardware.calibrate.fit_engine import fit_engine
-from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill
+from hardware.calibrate.fit_families import fit_decode, fit_elementwise, fit_grouped, fit_prefill, grouped_row_law
 from hardware.calibrate.fit_gemm import duty_anchors, fit_bf16, fit_fp8
 from hardware.calibrate.fit_kit import FittedFamily, Row, digest
 from hardware.calibrate.fit_limits import fit_limits
@@ -160,7 +160,12 @@ def fit_profile(rows: Sequence[Row], gpu: GpuSpec, *, files: Mapping[str, str], 
     grouped = (
         fit_grouped(grouped_rows, setting, decode.coefficients)
         if grouped_rows
-        else FittedFamily(coefficients=base.grouped, corrections=base.grouped_corrections, errors={})
+        else FittedFamily(
+            law=grouped_row_law(setting, base.grouped),
+            coefficients=base.grouped,
+            corrections=base.grouped_corrections,
+            errors={},
+        )
     )
     pairs = clock_pairs(single, l2_bytes=gpu.l2_bytes)
     elementwise = fit_elementwise([row for row in single if row["kind"] in ELEMENTWISE], setting, hbm_j, pairs)

@@ -23,11 +23,8 @@ from hardware.calibrate.fit_families import (
     FOLLOWS_BELOW,
     FREE_DECODE,
     FREE_ELEMENTWISE,
-    FREE_PREFILL,
-    decode_features_of,
-    decode_terms_of,
-    prefill_features_of,
-    prefill_sizes,
+    decode_row_law,
+    prefill_row_law,
 )
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
@@ -35,7 +32,7 @@ from hardware.catalog import load_gpu
 from hardware.engine_laws import AllReduceRow, EngineLaws, adapter, dump_laws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients, prefill_base_terms
+from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.elementwise import (
     MEMORY_BOUND_SHARE,
     ElementwiseCoefficients,
@@ -134,12 +131,7 @@ def fit_engine(
         some = [row for row in attention if row["phase"] == "decode" and row["kv_dtype"] == cache]
         if some:
             start = decodes.get("bf16", base.decode)
-            decode = Law(
-                start=start,
-                free=(*FREE_DECODE, "hbm_byte_energy_j"),
-                terms_of=lambda c, row: decode_terms_of(c, row, setting),
-                features_of=decode_features_of,
-            )
+            decode = decode_row_law(setting, start, (*FREE_DECODE, "hbm_byte_energy_j"))
             priors = {"hbm_byte_energy_j": 0.1, "sm_power_w": 0.5}
             decodes[cache] = fits.add(f"decode.{cache}", some, decode, Learning(lengths=DECODE_LENGTHS), priors)
     hbm_j = decodes["bf16"].hbm_byte_energy_j if decodes else bf16.hbm_byte_energy_j
@@ -149,14 +141,7 @@ def fit_engine(
             prefills.setdefault("masked" if row.get("masked") else "prefill", []).append(prompt)
     prefill: dict[str, PrefillCoefficients] = {}
     for name, some in prefills.items():
-        prompts = Law(
-            start=base.prefill,
-            free=FREE_PREFILL,
-            terms_of=lambda c, row: prefill_base_terms(
-                c, prefill_sizes(row), gpu, hbm_bytes_per_s=bf16.hbm_bytes_per_s, hbm_byte_energy_j=hbm_j
-            ),
-            features_of=prefill_features_of,
-        )
+        prompts = replace(prefill_row_law(setting, replace(bf16, hbm_byte_energy_j=hbm_j)), start=base.prefill)
         prefill[name] = fits.add(name, some, prompts, Learning(lengths=PREFILL_LENGTHS))
 
     routed: dict[str, RoutedCoefficients] = {}

@@ -138,59 +138,65 @@ def grouped_sizes(row: Row) -> GroupedSizes:
     )
 
 
-def prefill_terms_of(c: PrefillCoefficients, row: Row, gemm: GemmCoefficients, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a prefill attention row."""
-    return prefill_base_terms(
-        c,
-        prefill_sizes(row),
-        setting.gpu,
-        hbm_bytes_per_s=gemm.hbm_bytes_per_s,
-        hbm_byte_energy_j=gemm.hbm_byte_energy_j,
+def prefill_row_law(setting: FitSetting, gemm: GemmCoefficients) -> Law[PrefillCoefficients]:
+    """The law of prefill attention rows; ``gemm`` gives the HBM rate and energy."""
+    memory = {"hbm_bytes_per_s": gemm.hbm_bytes_per_s, "hbm_byte_energy_j": gemm.hbm_byte_energy_j}
+    return Law(
+        start=PREFILL_START,
+        free=FREE_PREFILL,
+        terms_of=lambda c, row: prefill_base_terms(c, prefill_sizes(row), setting.gpu, **memory),
+        features_of=lambda row: prefill_features(prefill_sizes(row)),
     )
 
 
-def decode_terms_of(c: DecodeCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a decode attention row."""
-    return decode_base_terms(c, decode_sizes(row), setting.gpu.sms)
+def decode_row_law(
+    setting: FitSetting, start: DecodeCoefficients, free: Sequence[str] = FREE_DECODE
+) -> Law[DecodeCoefficients]:
+    """The law of decode attention rows."""
+    return Law(
+        start=start,
+        free=free,
+        terms_of=lambda c, row: decode_base_terms(c, decode_sizes(row), setting.gpu.sms),
+        features_of=lambda row: decode_features(decode_sizes(row)),
+    )
 
 
-def grouped_terms_of(c: GroupedCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
-    """Uncorrected terms of a grouped GEMM row; ``resident`` weights come from L2."""
-    terms = grouped_base_terms(c, grouped_sizes(row), setting.gpu)
-    return replace(terms, hbm_bytes=0.0, hbm_energy_j=0.0) if row.get("resident") else terms
+def grouped_row_law(setting: FitSetting, start: GroupedCoefficients) -> Law[GroupedCoefficients]:
+    """The law of grouped GEMM rows; ``resident`` weights come from L2."""
+
+    def terms_of(c: GroupedCoefficients, row: Row) -> KernelTerms:
+        terms = grouped_base_terms(c, grouped_sizes(row), setting.gpu)
+        return replace(terms, hbm_bytes=0.0, hbm_energy_j=0.0) if row.get("resident") else terms
+
+    return Law(
+        start=start,
+        free=FREE_GROUPED,
+        terms_of=terms_of,
+        features_of=lambda row: grouped_features(grouped_sizes(row)),
+    )
 
 
-def prefill_features_of(row: Row) -> tuple[float, ...]:
-    """Correction coordinates of a prefill attention row."""
-    return prefill_features(prefill_sizes(row))
+def elementwise_row_law(
+    setting: FitSetting, start: ElementwiseCoefficients, free: Sequence[str]
+) -> Law[ElementwiseCoefficients]:
+    """The law of elementwise rows."""
 
+    def terms_of(c: ElementwiseCoefficients, row: Row) -> KernelTerms:
+        tokens, moved = rows_of(row), moved_bytes(row)
+        blocks = tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192))
+        return elementwise_base_terms(c, setting.gpu, rows=tokens, bytes_moved=moved, launched_blocks=blocks)
 
-def decode_features_of(row: Row) -> tuple[float, ...]:
-    """Correction coordinates of a decode attention row."""
-    return decode_features(decode_sizes(row))
-
-
-def grouped_features_of(row: Row) -> tuple[float, ...]:
-    """Correction coordinates of a grouped GEMM row."""
-    return grouped_features(grouped_sizes(row))
-
-
-def elementwise_features_of(row: Row) -> tuple[float, ...]:
-    """Correction coordinates of an elementwise row."""
-    return elementwise_features(row["kind"], moved_bytes(row), rows_of(row))
+    return Law(
+        start=start,
+        free=free,
+        terms_of=terms_of,
+        features_of=lambda row: elementwise_features(row["kind"], moved_bytes(row), rows_of(row)),
+    )
 
 
 def rows_of(row: Row) -> int:
     """Rows of an elementwise row; a copy is one."""
     return int(row.get("tokens") or row.get("rows") or 1)
-
-
-def elementwise_terms_of(c: ElementwiseCoefficients, row: Row, setting: FitSetting) -> KernelTerms:
-    """Terms of an elementwise row."""
-    tokens = rows_of(row)
-    moved = moved_bytes(row)
-    blocks = tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192))
-    return elementwise_base_terms(c, setting.gpu, rows=tokens, bytes_moved=moved, launched_blocks=blocks)
 
 
 def on_chip_clocks(rows: Sequence[Row], duty: Sequence[Row], setting: FitSetting) -> list[Row]:
@@ -224,24 +230,13 @@ def fit_prefill(
     """Prefill attention; ``gemm`` gives the HBM rate and energy, which these rows hardly touch."""
     setting = settled_limit(setting, rows)
     rows = on_chip_clocks(rows, duty, setting)
-    law = Law(
-        start=PREFILL_START,
-        free=FREE_PREFILL,
-        terms_of=lambda c, row: prefill_terms_of(c, row, gemm, setting),
-        features_of=prefill_features_of,
-    )
+    law = prefill_row_law(setting, gemm)
     return fit_family(rows, setting, law, Learning(lengths=PREFILL_LENGTHS, steepest_fall=STEEPEST_FALL))
 
 
 def fit_decode(rows: Sequence[Row], setting: FitSetting, hbm_byte_energy_j: float) -> FittedFamily[DecodeCoefficients]:
     """Decode attention."""
-    start = replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j)
-    law = Law(
-        start=start,
-        free=FREE_DECODE,
-        terms_of=lambda c, row: decode_terms_of(c, row, setting),
-        features_of=decode_features_of,
-    )
+    law = decode_row_law(setting, replace(DECODE_START, hbm_byte_energy_j=hbm_byte_energy_j))
     return fit_family(rows, setting, law, Learning(lengths=DECODE_LENGTHS))
 
 
@@ -251,12 +246,7 @@ def fit_grouped(
     """Grouped GEMM; ``decode`` gives the HBM rate and energy."""
     setting = settled_limit(setting, rows)
     start = replace(GROUPED_START, hbm_bytes_per_s=decode.hbm_bytes_per_s, hbm_byte_energy_j=decode.hbm_byte_energy_j)
-    law = Law(
-        start=start,
-        free=FREE_GROUPED,
-        terms_of=lambda c, row: grouped_terms_of(c, row, setting),
-        features_of=grouped_features_of,
-    )
+    law = grouped_row_law(setting, start)
     return fit_family(rows, setting, law, Learning(lengths=GROUPED_LENGTHS))
 
 
@@ -284,12 +274,7 @@ def fit_elementwise(
             start, free = replace(start, follows_below=FOLLOWS_BELOW), (*free, "follows_below")
         elif anchors:
             start, anchors = replace(start, follows_below=0.0), ()
-        law = Law(
-            start=start,
-            free=free,
-            terms_of=lambda c, row: elementwise_terms_of(c, row, setting),
-            features_of=elementwise_features_of,
-        )
+        law = elementwise_row_law(setting, start, free)
         fitted[kind] = fit_family(
             [row for row in rows if row["kind"] == kind],
             setting,

@@ -22,7 +22,6 @@ from hardware.calibrate.fit_kit import (
 from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients, gemm_base_terms, gemm_features
 from hardware.laws.sizes import GemmSizes
-from hardware.laws.terms import KernelTerms
 
 # Starting points; their units are those of the fields. Bounds are a factor of five either way.
 START = GemmCoefficients(
@@ -63,14 +62,14 @@ def gemm_sizes(row: Row) -> GemmSizes:
     return GemmSizes(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"])
 
 
-def base_terms(coefficients: GemmCoefficients, row: Row, gpu: GpuSpec) -> KernelTerms:
-    """Uncorrected terms of a gemm row."""
-    return gemm_base_terms(coefficients, gemm_sizes(row), gpu)
-
-
-def features_of(row: Row) -> tuple[float, ...]:
-    """Correction coordinates of a gemm row."""
-    return gemm_features(gemm_sizes(row))
+def gemm_row_law(gpu: GpuSpec, start: GemmCoefficients, free: Sequence[str]) -> Law[GemmCoefficients]:
+    """The law of gemm rows."""
+    return Law(
+        start=start,
+        free=free,
+        terms_of=lambda c, row: gemm_base_terms(c, gemm_sizes(row), gpu),
+        features_of=lambda row: gemm_features(gemm_sizes(row)),
+    )
 
 
 def fit_bf16(
@@ -78,9 +77,7 @@ def fit_bf16(
 ) -> FittedFamily[GemmCoefficients]:
     """The law of 16-bit GEMMs; ``anchors`` are duty rows with true clocks."""
     start = replace(START, hbm_byte_energy_j=hbm_byte_energy_j)
-    law = Law(
-        start=start, free=FREE_BF16, terms_of=lambda c, row: base_terms(c, row, setting.gpu), features_of=features_of
-    )
+    law = gemm_row_law(setting.gpu, start, FREE_BF16)
     return fit_family(rows, setting, law, LEARNING, Constraints(anchors=anchors, priors=PRIORS, most=MOST))
 
 
@@ -88,13 +85,12 @@ def fit_fp8(
     rows: Sequence[Row], bf16_rows: Sequence[Row], setting: FitSetting, bf16: GemmCoefficients
 ) -> FittedFamily[GemmCoefficients]:
     """The law of 8-bit GEMMs from that of 16-bit ones; what is left is learnt from both types' rows."""
-    gpu = setting.gpu
-    law = Law(start=bf16, free=FREE_FP8, terms_of=lambda c, row: base_terms(c, row, gpu), features_of=features_of)
+    law = gemm_row_law(setting.gpu, bf16, FREE_FP8)
     fp8, errors, correlation = fit_coefficients(rows, setting, law, Constraints(priors=PRIORS, most=MOST))
     both = [*rows, *bf16_rows]
-    terms = [base_terms(c, row, gpu) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
-    corrections = learn_corrections(both, terms, [features_of(row) for row in both], setting, LEARNING)
-    return FittedFamily(coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
+    terms = [law.terms_of(c, row) for c, of in ((fp8, rows), (bf16, bf16_rows)) for row in of]
+    corrections = learn_corrections(both, terms, [law.features_of(row) for row in both], setting, LEARNING)
+    return FittedFamily(law=law, coefficients=fp8, corrections=corrections, errors=errors, correlation=correlation)
 
 
 def duty_anchors(rows: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hardware.gpu import GpuSpec
-from hardware.laws.correction import Correction
+from hardware.laws.correction import Correction, LawCurve, corrected
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, PowerCurve, point_at, steady_point
 from hardware.profile import Corrections, Matrix
@@ -36,16 +36,35 @@ RATIO_SIGMA = 0.004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Law(Generic[Coefficients]):
+    """A family's law as it is fitted: where the search begins, which coefficients are free, a row's terms and place.
+
+    ``features_of`` gives the coordinates of a row's correction.
+    """
+
+    start: Coefficients
+    free: Sequence[str]
+    terms_of: Callable[[Coefficients, Row], KernelTerms]
+    features_of: Callable[[Row], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FittedFamily(Generic[Coefficients]):
     """One kernel family, fitted: its law's coefficients, learnt corrections, standard errors of the logs.
 
     ``correlation`` of the errors, in the order of their names.
     """
 
+    law: Law[Coefficients]
     coefficients: Coefficients
     corrections: Corrections
     errors: Mapping[str, float]
     correlation: Matrix = ()
+
+    def terms(self, row: Row, course: LawCurve | None = None) -> KernelTerms:
+        """The corrected terms of a row; ``course``: see :func:`hardware.laws.correction.corrected`."""
+        terms, features = self.law.terms_of(self.coefficients, row), self.law.features_of(row)
+        return corrected(terms, self.corrections.time, self.corrections.energy, features, course)
 
 
 def standard_errors(names: Sequence[str], covariance: Floats) -> tuple[dict[str, float], Matrix]:
@@ -139,19 +158,6 @@ def settled_limit(setting: FitSetting, rows: Sequence[Row]) -> FitSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law(Generic[Coefficients]):
-    """A family's law as it is fitted: where the search begins, which coefficients are free, a row's terms and place.
-
-    ``features_of`` gives the coordinates of a row's correction.
-    """
-
-    start: Coefficients
-    free: Sequence[str]
-    terms_of: Callable[[Coefficients, Row], KernelTerms]
-    features_of: Callable[[Row], tuple[float, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What is known of coefficients beside the rows.
 
@@ -191,7 +197,9 @@ def fit_family(
     coefficients, errors, correlation = fit_coefficients(rows, setting, law, constraints)
     terms, features = [law.terms_of(coefficients, row) for row in rows], [law.features_of(row) for row in rows]
     corrections = learn_corrections(rows, terms, features, setting, learning)
-    return FittedFamily(coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation)
+    return FittedFamily(
+        law=law, coefficients=coefficients, corrections=corrections, errors=errors, correlation=correlation
+    )
 
 
 def fit_coefficients(

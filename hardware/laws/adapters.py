@@ -1,7 +1,7 @@
 """Low-rank adapters of a serving engine (LoRA): skinny products over rows sorted by adapter, in Triton.
 
 No such kernel was measured. Those of the same engine's experts do the same on wider matrices
-(:mod:`hardware.laws.routed`): their floor, rates and joules are taken, uncorrected, for the tiles that vLLM gives these
+(:mod:`hardware.laws.routed`): their floor, rates and energies are used, uncorrected, with the tiles of vLLM's kernels
 (``get_lora_op_configs`` of vllm/lora/ops/triton_ops/utils.py), and the result is marked extrapolated.
 """
 
@@ -42,7 +42,7 @@ def adapter_base_terms(c: RoutedCoefficients, sizes: AdapterSizes, gpu: GpuSpec)
 
     Adapters come from HBM once, rows where they leave L2. Every adapter's rows are padded to tiles, of which there are
     at most one for each adapter and one more for each tile of the other rows. Small tiles run many to an SM, so that
-    what one takes before and after its loop counts once. More rows, adapters or rank never make it quicker.
+    its cycles before and after its loop count once. More rows, adapters or rank never make it faster.
     """
     rows, rank, width = sizes.rows, sizes.rank, sizes.width
     tall, wide = (UP_ROWS, max(64, UP_COLUMNS // sizes.slices)) if sizes.up else (DOWN_ROWS, min(rank, DOWN_COLUMNS))

@@ -33,7 +33,7 @@ class PrefillCoefficients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeCoefficients:
-    """Streaming rate of the KV cache and what a call costs before the first byte.
+    """Streaming rate of the KV cache and fixed costs of a call.
 
     A sequence's keys are split over SMs where there are few sequences: ``split_s`` once, ``merge_s`` for each
     part, and ``split_slowdown`` of the transfer time for each doubling of the parts (shorter streams).
@@ -130,10 +130,10 @@ MOST_PARTS = 128
 
 
 def decode_parts(streams: int, kv_len: int, sms: int) -> float:
-    """Parts that each sequence's keys are cut into, on average: what fills the SMs, none shorter than a key block.
+    """Mean number of parts of each sequence's keys: enough to fill the SMs, none shorter than a key block.
 
-    Kernels take whole numbers of parts, which jump with every key block between choices that their own rules hold for
-    nearly equal; no row of ours shows such jumps, so that the law follows the rule's mean.
+    Kernels take whole numbers of parts, which jump with the number of key blocks between choices of nearly equal
+    time; our rows show no such jumps, so that the law uses the mean.
 
     >>> round(decode_parts(8, 8192, 132), 9), decode_parts(256, 8192, 132)
     (13.2, 1.0)

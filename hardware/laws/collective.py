@@ -1,4 +1,4 @@
-"""Collectives as kernels: their terms by the ways that they take, and what they take from other kernels."""
+"""Collectives as kernels: their terms by algorithm, and what they take from other kernels."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from hardware.laws.sizes import CollectiveSizes
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 
-# What the engine takes for SMs in the weight of a flow that holds none.
+# SMs in the weight of a flow that holds none.
 LEAST_SMS = 1e-9
-# A send between two ranks: at 4 MiB the library's choice takes as long as 16 forced blocks, from 16 MiB on as long as
-# 32 (sendrecv_ring rows of collective.jsonl and pair.jsonl).
+# Bytes of a send between two ranks for each block that the library takes, and its most blocks (docs/laws.md, "Blocks by
+# default"; sendrecv_ring rows of collective.jsonl and pair.jsonl).
 BYTES_PER_SEND_CTA, MOST_SEND_CTAS = 256 * 2**10, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What kernels take from one another, fitted by ``python -m sim.validation.contention`` on kernel rows.
+    """How kernels slow one another down, fitted by ``python -m sim.validation.contention`` on kernel rows.
 
     A block of a collective holds ``sms_per_cta`` SMs and claims HBM like ``hbm_weight_per_sm`` SMs of streaming
     kernels each. A collective moves ``traffic_scale`` times the HBM bytes that :func:`ring_traffic` counts, and takes
@@ -66,7 +66,7 @@ class Sharing:
     row_digests: tuple[str, ...] = ()
 
 
-# Before sim.validation.contention has run: nobody takes anything from anybody but SMs.
+# Before sim.validation.contention has run: kernels take nothing from one another but SMs.
 UNFITTED = Sharing(
     sms_per_cta=1.0,
     beside_slowdown=1.0,
@@ -81,9 +81,9 @@ UNFITTED = Sharing(
 def ring_traffic(op: str, world: int) -> float:
     """HBM bytes that a rank reads and writes for each byte on the bus, by count of the ring's steps.
 
-    A reduce-scatter of n chunks reads n of its own, has n - 1 written to it, reads these and writes one; an all-gather
-    has n - 1 written, reads and stores them and reads one; an all-reduce is both. Anything else is written, read,
-    stored and read once.
+    A reduce-scatter of n chunks reads its own n, receives n - 1, reads these and writes one; an all-gather receives
+    n - 1, reads and stores them and reads one; an all-reduce is both. Other operations receive, read, store and read
+    each byte once.
 
     >>> ring_traffic("reduce_scatter", 2), ring_traffic("all_reduce", 2)
     (5.0, 4.5)
@@ -111,9 +111,9 @@ def send_blocks(buffer_bytes: int) -> int:
 
 
 def even_buffer(world: int, sent_bytes: int, received_bytes: int) -> int:
-    """The buffer of an even all-to-all in which a rank moves what it moves in the busier direction.
+    """The buffer of an even all-to-all in which a rank moves as many bytes as in its busier direction.
 
-    Through a switch only a rank's totals count, not who gets how much.
+    Through a switch only a rank's totals count, not their destinations.
 
     >>> even_buffer(4, 300, 600)
     800
@@ -240,7 +240,7 @@ def _no_switch(world: int) -> str:
 def _copy_engine_terms(
     c: CollectiveCoefficients, sharing: Sharing, sizes: CollectiveSizes, gpu: GpuSpec
 ) -> KernelTerms:
-    """An exchange by copy engines: the time and energy of the library's, less its SMs. Not measured by us."""
+    """An exchange by copy engines: time and energy of the library's, no SMs; not measured by us."""
     if not sizes.op.startswith("send"):
         raise HardwareError(f"{sizes.op}: copy engines move data and cannot add: give it blocks")
     kernels = collective_base_terms(c, sharing, replace(sizes, ctas=None, algorithm="library", span=None), gpu)

@@ -12,20 +12,19 @@ import numpy as np
 from hardware.laws.nccl import RINGS, level_from, pairs_seconds, ring_seconds
 from hardware.laws.nccl_paces import ring_steps
 
-# Blocks that NCCL takes by itself on these machines: rings 24 (profiler traces), exchanges between pairs 32 (collective
-# rows: an all-to-all takes the same time with 32 blocks as with none asked for, 504 and 506 us at 256 MiB; in the one
-# trace of a pipeline, on two H200s, a transfer of 32 MiB took 17).
+# Blocks that NCCL takes by default: rings (profiler traces), exchanges between pairs (collective rows; docs/laws.md,
+# "Blocks by default").
 DEFAULT_CTAS, DEFAULT_PAIR_CTAS = 24, 32
-# Blocks whose pace no link holds back, where a collective has no table of its own.
+# Blocks whose rate no link bounds, where a collective has no table of its own.
 FEW_CTAS = 2
 # NCCL's own ring latency model, us: base of the LL protocol and per step over NVLink (public tuning table of
 # NCCL, tuning.cc: 6.6 and 0.6).
 RING_BASE_S, RING_STEP_S = 6.6e-6, 0.6e-6
 # A bare loop's host overhead is hidden behind longer transfers: full up to the first, gone at the second (bytes).
 HIDE_FROM, HIDE_TO = 8 * 2**20, 32 * 2**20
-# A transfer of so little is all latency (bytes).
+# Bytes of a transfer that takes its latency only.
 SMALL_BYTES = 8192
-# What has a law for any world.
+# Operations with a law for any world.
 _CARRIED = (*RINGS, "all_to_all")
 
 
@@ -102,11 +101,10 @@ def _launch_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: floa
 
 
 def moving_s(c: CollectiveCoefficients, op: str, world: int, buffer_bytes: float, ctas: int, in_graph: bool) -> float:
-    """Seconds that ``ctas`` blocks need at the maximum clock, at the pace of few, which no link holds back.
+    """Seconds that ``ctas`` blocks need at the maximum clock, at the rate of a few blocks, which no link bounds.
 
-    Loops run at that clock. In steps under the power cap the same blocks take longer in proportion: 351 us for 299 at
-    1628 MHz (4 blocks gathering 32 MiB on two GPUs, alone within a step, by its profiler trace and the driver's clock
-    in its record), while 32 blocks take no longer there.
+    Loops run at that clock. Under the power cap these seconds grow as the clock falls, while many blocks are bound by
+    the link (docs/laws.md, "Blocks and the clock").
     """
     table = _table(c, op, world)
     few = min(_curves(table)) if table is not None else FEW_CTAS
@@ -170,8 +168,8 @@ def _nearest(c: CollectiveCoefficients, op: str, world: int) -> CollectiveTable:
 def _at(c: CollectiveCoefficients, table: CollectiveTable, buffer_bytes: float, ctas: int) -> tuple[float, float, bool]:
     """The table at ``ctas`` blocks. One measured with a single number of blocks follows the all-gather for others.
 
-    Blocks of all collectives move bytes at about the same rate, so that the all-gather of as many bus bytes tells:
-    our send/receive rows with 2 to 16 blocks are met within 28 % and all-to-alls are at most 34 % too fast.
+    Blocks of all collectives move bytes at about the same rate, so that the all-gather of as many bus bytes stands in
+    (docs/laws.md: within 28 % of send/receive rows, all-to-alls at most 34 % too fast).
     """
     if len(_curves(table)) > 1:
         return _interpolate(table, buffer_bytes, ctas)

@@ -1,6 +1,6 @@
-"""A bounded, learnt correction: a Gaussian process on the log residual of a law.
+"""A bounded correction: a Gaussian process on the log residual of a law.
 
-Far from every measured point it returns to one, so a law extrapolates by itself.
+Far from every measured point it returns to one, so that the law alone extrapolates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Correction:
     """Matern-3/2 process: ``points`` (n x d), weights alpha = (K + noise^2 I)^-1 residual, length scales.
 
     ``steepest_fall`` (None: any) is the most that the log may fall for one row more, where the first coordinate is the
-    log2 of a number of rows. Rows cannot be that cheap: where measured ones are, between two kernels of a library, the
-    fall is spread evenly about the place.
+    log2 of a number of rows. Where measured rows fall faster, between two kernels of a library, the fall is spread
+    evenly over neighbouring sizes.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -110,7 +110,7 @@ class LawCurve:
 
 @lru_cache(maxsize=4096)
 def _held_up(held: Same[Correction], others: tuple[float, ...], law: bytes) -> Floats:
-    """Logs at ``SIZES`` that let what they correct fall nowhere: halfway between the least such curve above and the
+    """Logs at ``SIZES`` with which the corrected curve never falls: the mean of the least such curve above and the
     largest below."""
     course = np.frombuffer(law)
     corrected_logs = course + _logs(held.held, np.array([(x, *others) for x in SIZES]))

@@ -14,8 +14,8 @@ from hardware.laws.terms import KernelTerms
 # A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128). Fewer channels
 # than whole steps of 64 take as long: kernels 16, 32 and 96 wide run at half of the others' rate.
 _TILE_PIXELS, _TILE_CHANNELS, _CHANNEL_STEP = 128, 128, 64
-# What of a point's operands its arithmetic does not hide. Of 0, 0.25, 0.5 and 1, time left out in turn over the rows of
-# records/h200-sxm-141gb/diffusers/decoder.jsonl is 5.9, 5.8, 6.1 and 9.0 % off (bf16) and 9.2, 8.8, 8.7 and 8.8 (f32).
+# Share of the operands' time of a 1 x 1 convolution that its arithmetic does not hide: chosen by leaving rows of
+# records/h200-sxm-141gb/diffusers/decoder.jsonl out in turn (docs/laws.md).
 _POINT_WAITS = 0.25
 # Heads that FlashAttention takes: a decoder's one head over all channels is wider.
 MOST_FLASH_HEAD_DIM = 256

@@ -13,7 +13,7 @@ from hardware.laws.correction import SIZES, LawCurve
 from hardware.laws.residency import hbm_share
 from hardware.laws.terms import KernelTerms, time_s
 
-# A kernel that never comes to this share of the memory's rate is bound by its own instructions, or by its few blocks.
+# A kernel below this share of the memory's rate at all sizes is bound by its instructions, or by its few blocks.
 MEMORY_BOUND_SHARE = 0.25
 # Kernels that take one block a row, whose time therefore depends on how wide rows are.
 BLOCK_A_ROW = frozenset({"add_rmsnorm", "rmsnorm"})
@@ -26,8 +26,8 @@ class ElementwiseCoefficients:
     ``footprint`` is distinct bytes over bytes moved (below one where a kernel works in place): what decides
     whether its buffers stay in L2.
     ``follows_below`` is the share of the maximum clock below which the time in HBM, or that of launching blocks,
-    grows as the SM clock falls, because the SMs' own work takes longer than that; above it the clock does not count.
-    None, not measured: launches follow the clock from the top, HBM never does.
+    grows as the SM clock falls, because the SMs' own work takes longer; above it the clock has no effect.
+    None, not measured: launches depend on the clock at any clock, HBM at none.
     """
 
     footprint: float
@@ -42,7 +42,7 @@ class ElementwiseCoefficients:
 
 
 def memory_bound(c: ElementwiseCoefficients, gpu: GpuSpec) -> bool:
-    """Whether memory sets the kernel's pace on ``gpu``, on which it was measured."""
+    """Whether the kernel is bound by memory on ``gpu``, on which it was measured."""
     return c.hbm_bytes_per_s > MEMORY_BOUND_SHARE * gpu.hbm_bytes_per_s
 
 
@@ -93,9 +93,8 @@ def elementwise_course(coefficients: ElementwiseCoefficients, gpu: GpuSpec, *, b
 
 
 # A copy that changes the order of runs of some KB keeps its SMs busy with addresses: bytes a cycle and SM from L2 and
-# from HBM, and watts beyond a plain copy's. Set on the three permute_copy rows of our own gaps.jsonl (H100), which they
-# meet within 2 % in time and 3 % in energy. From HBM time follows the clock below this share of its maximum alone:
-# 68 us at 1896 MHz, 82 at 1364 (clocks.jsonl).
+# from HBM, and watts beyond a plain copy's; the share of the maximum clock below which the time from HBM depends on the
+# clock. Set on the three permute_copy rows of gaps.jsonl and on clocks.jsonl (H100; docs/laws.md).
 PERMUTE_L2_BYTES, PERMUTE_HBM_BYTES, PERMUTE_SM_POWER_W, PERMUTE_FOLLOWS_BELOW = 7.52, 5.97, 170.0, 0.835
 
 

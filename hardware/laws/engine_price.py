@@ -1,6 +1,6 @@
 """Sizes to terms for a serving engine's own kernels, under the laws that its GPU's profile has of them.
 
-Where a profile has none (kernels of engines were measured on Hopper alone) the nearest of the libraries stands in.
+Where a profile has none (kernels of engines were measured on Hopper only), the nearest law of the libraries is used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from hardware.laws.terms import KernelTerms
 if TYPE_CHECKING:
     from hardware.profile import Profile
 
-# A kernel too small to have a size, with its pause: mean over the 21 to 26 between two steps in the traces of vLLM's
-# server (H100, batch 32: 91 us for 21; H200, batch 32: 97 us for 24), which the host launches one by one.
+# A small kernel that the host launches by itself, with its gap: mean over those between two steps in the traces of
+# vLLM's server on H100 and H200 (docs/laws.md, "Small kernels of a server").
 SMALL_KERNEL_S = 4.2e-6
 # The kernel that has blocks of its own for each image, and a law of its own; that which reads lines again for each
 # channel.
@@ -54,18 +54,17 @@ _LIKE = {
 
 
 def stand_in(op: str) -> str:
-    """The libraries' kernel that is nearest to an engine's: a copy of as many bytes where none does the same."""
+    """The libraries' kernel nearest to an engine's; a copy of as many bytes where there is none."""
     return _LIKE.get(op, "copy")
 
 
-# Sorting rows by expert, two kernels: what a chain of expert kernels takes beyond its parts and their pauses (H200, 64
-# to 512 tokens: 4.6 to 7.2 us; 8,192: 25), as in traces (32 tokens: 4.4 us; 8,192: 33). Ids of experts that live
-# elsewhere: 3.9 us for two kernels of traces on two and four GPUs.
+# Sorting rows by expert, two kernels; ids of experts on other ranks, two kernels: rows of expert kernels in a chain and
+# traces (docs/laws.md, "Small kernels of a server").
 SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 
 def unsized_terms(op: str, count: int) -> KernelTerms | None:
-    """Kernels that take a launch and little else: ``count`` of them, or one over ``count`` tokens; else None.
+    """Kernels of a launch's time only: ``count`` of them, or one over ``count`` tokens; None for other kernels.
 
     Of the host ``count`` microseconds.
     """
@@ -86,7 +85,7 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
 def engine_elementwise_terms(
     laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int = 1, fresh: bool = False
 ) -> KernelTerms | None:
-    """A memory-bound kernel of the engine; None where no row tells its law.
+    """A memory-bound kernel of the engine; None for one without rows.
 
     ``images``: of how many the rows are, where an image's size counts and not that of all of them. ``fresh``: its input
     was just written in place.
@@ -121,7 +120,7 @@ def elementwise_features(bytes_moved: float, rows: int, images: int = 1) -> tupl
 
 
 def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:
-    """Uncorrected terms of an 8-bit product: the time of the rows that its kernel works on, the joules of its own."""
+    """Uncorrected terms of an 8-bit product: time of the rows padded to its kernel's, energy of its own rows."""
     sizes = GemmSizes(m=m, n=n, k=k, dtype="fp8_e4m3")
     own, taken = (gemm_base_terms(c, of, gpu, COMMON_TILES) for of in (sizes, replace(sizes, m=scaled_rows(m))))
     return replace(taken, core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
@@ -136,7 +135,7 @@ def scaled_gemm_terms(laws: EngineLaws, gpu: GpuSpec, *, m: int, n: int, k: int,
 
 
 def scaled_rows(m: int) -> int:
-    """Rows that vLLM's CUTLASS products work on: kernels of 64 and of 128 rows, and pairs of tiles of 128 beyond.
+    """Rows to which vLLM's CUTLASS products pad: kernels of 64 and of 128 rows, and pairs of tiles of 128 beyond.
 
     >>> [scaled_rows(m) for m in (1, 64, 65, 192, 257)]
     [64, 64, 128, 256, 512]
@@ -150,7 +149,7 @@ def scaled_features(m: int, n: int, k: int) -> tuple[float, ...]:
 
 
 def engine_decode_terms(laws: EngineLaws, gpu: GpuSpec, sizes: DecodeSizes, kv_dtype: str) -> KernelTerms | None:
-    """One query token a sequence over a paged cache; None where no row tells its law."""
+    """One query token a sequence over a paged cache; None without rows."""
     coefficients = laws.decode.get(kv_dtype)
     if coefficients is None:
         return None
@@ -178,7 +177,7 @@ def engine_prefill_terms(
 
 
 def convolution_terms(laws: EngineLaws, gpu: GpuSpec, sizes: ConvolutionSizes) -> KernelTerms | None:
-    """A convolution with its copies and bias; None where no row tells the law of its type."""
+    """A convolution with its copies and bias; None for a type without rows."""
     coefficients = laws.convolution.get(sizes.element)
     if coefficients is None:
         return None
@@ -188,7 +187,7 @@ def convolution_terms(laws: EngineLaws, gpu: GpuSpec, sizes: ConvolutionSizes) -
 
 
 def wide_attention_terms(laws: EngineLaws, gpu: GpuSpec, sizes: PrefillSizes, element: str) -> KernelTerms | None:
-    """Attention over heads wider than 256; None where no row tells the law of its type."""
+    """Attention over heads wider than 256; None for a type without rows."""
     coefficients = laws.wide.get(element)
     if coefficients is None:
         return None
@@ -236,7 +235,7 @@ def engine_all_reduce_terms(
 ) -> KernelTerms | None:
     """The engine's own all-reduce between the sizes measured; None for a number of ranks without rows.
 
-    Waiting power and SMs are those of the library's. Joules come from the watts seen while it ran in a loop.
+    Waiting power and SMs are those of the library's. Energy is from the power measured in a loop.
     """
     rows = [row for row in laws.all_reduce if row.world == world]
     if not rows:

@@ -1,4 +1,4 @@
-"""Tokens to their experts on other GPUs and back: dispatch and combine as DeepEP's kernels do them.
+"""Dispatch of tokens to experts on other GPUs, and combine: as in DeepEP's kernels.
 
 ``low_latency`` kernels send each token to each of its experts' ranks at once, over NVLink within a node and by RDMA
 beyond; ``normal`` ones send a token once to each node that holds one of its experts, and on from there over NVLink,
@@ -27,10 +27,7 @@ NVLINK_SHARE = 0.92
 # of 50 GB/s by RDMA at EP 16 to 64), and the blocks that move them.
 NORMAL_NVLINK_SHARE, NORMAL_NIC_SHARE = 0.78, 0.95
 NORMAL_FIXED_S = 30e-6
-# A normal dispatch is told first where its tokens go: DeepEP's layout call, 54 us whatever their number (its own test's
-# output on four nodes of H100s, issue 261 of deepseek-ai/DeepEP; most of it the host's, as normal kernels run outside
-# graphs). The published rates are with a layout that is known. How long the host then waits for the counts that
-# dispatch returns is not published, and not in here.
+# DeepEP's layout call before a normal dispatch (issue 261 of deepseek-ai/DeepEP; docs/laws.md, "Normal dispatch").
 LAYOUT_S = 54e-6
 CTAS = {"low_latency": 24, "normal": 20}
 # A row of FP8 carries a 4-byte scale for each 128 elements; a message of low-latency kernels a header.
@@ -49,7 +46,7 @@ class RoutedExchange:
 
     @property
     def message_bytes(self) -> float:
-        """Bytes of a token on its way.
+        """Bytes of a token's message.
 
         >>> RoutedExchange(tokens=1, top_k=8, hidden=7168, element_bytes=1, kernels="low_latency").message_bytes
         7408.0
@@ -62,11 +59,11 @@ class RoutedExchange:
 def in_background(terms: KernelTerms, kernels: str) -> KernelTerms:
     """``terms`` of an exchange beside compute: low-latency kernels leave the bytes to NICs, and SMs to others.
 
-    Their receiving half returns a hook that waits for what has come (DeepEP's README: no SM is occupied meanwhile).
+    Their receiving half returns a hook that waits for the data (DeepEP's README: no SM is occupied meanwhile).
     """
     if kernels != "low_latency":
         return terms
-    held = terms.blocks * terms.sms_per_block  # as many requests for memory are in flight as its blocks would have
+    held = terms.blocks * terms.sms_per_block  # as many memory requests in flight as of its blocks
     return replace(
         terms,
         blocks=1,
@@ -98,7 +95,7 @@ def exchange_bytes(sizes: RoutedExchange, span: Span) -> tuple[float, float]:
 
 
 def exchange_s(op: str, sizes: RoutedExchange, span: Span, link_bytes_per_s: float) -> float:
-    """Seconds of a dispatch or a combine: the slower of NVLink and NICs, and what every exchange takes."""
+    """Seconds of a dispatch or a combine: the slower of NVLink and NICs, plus a fixed time."""
     if op not in FIXED_S:
         raise HardwareError(f"'{op}' is no exchange of experts: dispatch or combine")
     inside, beyond = exchange_bytes(sizes, span)

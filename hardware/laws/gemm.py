@@ -45,24 +45,19 @@ class Tiles:
 # Tiles of common widths, as CUTLASS and the libraries of GPUs before Hopper have them.
 COMMON_TILES = Tiles.of(product(range(64, 385, 64), (8, 16, 32, 64, 128, 192, 256)))
 # cuBLAS on Hopper: one side is that of the tensor instruction's 64 rows, the other any multiple of 8 up to its 256
-# columns. Names of kernels in our profiler traces show 80, 112, 168 and 176 by 128, 64 by 24 and 72, 256 by 8, 152
-# and 160, 384 by 16, 512 by 32. So a row more than full tiles takes slightly higher ones, not a round more of the same.
-# Uneven tiles: of 0, 3 and 6 % more cycles the middle one leaves the least error of rows left out, and of 48 products
-# in our traces of chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) 46 have their rounds with it,
-# 35 without.
+# columns (names of kernels in our profiler traces). Cycles of uneven tiles: chosen by leaving rows out (docs/laws.md).
 _WHOLE, _ANY = range(64, 513, 64), range(8, 257, 8)
 CUBLAS_TILES = Tiles.of([*product(_WHOLE, _ANY), *product(_ANY[7:], _WHOLE[:4])], uneven=1.03)
 # Elements of the result that one SM's tile holds in a large product: 128 x 256.
 _WAVE_TILE = 128 * 256
 # Rows that tiles compute beyond m, on average: half a tile of 64, the least that a tensor-core instruction does.
 _PADDING = 32
-# A kernel of so many waves more may divide weights more evenly; more than two never pay.
+# Additional waves of a kernel that may divide weights more evenly; more than two are never faster.
 _MORE_ROUNDS = np.arange(3.0)
-# Kernels whose times are within 0.2 % end together.
+# Tiles whose times are within 0.2 % count as equally fast.
 _TOGETHER = 1.002
-# Where columns do not fill a wave, the SMs that have one take part of what the others leave: the power of the loss.
-# A half meets what 256 rows take at two clocks (duty, n 28672, k 8192): with 0 time follows the clock too much, with 1
-# too little.
+# Where columns do not fill a wave, the busy SMs use part of the bandwidth of the others: the exponent of the loss, set
+# on duty rows at two clocks (docs/laws.md, "Power of a wave of few columns").
 _SHORT_WAVE = 0.5
 
 
@@ -119,7 +114,7 @@ def gemm_base_terms(
     clocked_s = np.maximum(tensor_s, through_l2_s)
     reduce_s = np.where(s > 1, c.split_reduce_s + 4.0 * sizes.out_bytes * m * n * s / c.l2_bytes_per_s, 0.0)
     hbm_bytes = _hbm_bytes(sizes, gpu)
-    # Tiles of one column share its weights: the column is what an SM streams, in whole waves of columns.
+    # Tiles of one column share its weights: an SM streams columns, in whole waves.
     full = np.floor(rounds * sms / columns) * columns
     rate = np.minimum(c.hbm_bytes_per_s, np.minimum(full, sms) * c.hbm_bytes_per_s_per_sm)
     few = np.where(full >= sms, (rounds * sms / full) ** _SHORT_WAVE, 1.0)
@@ -130,7 +125,7 @@ def gemm_base_terms(
     longer, shorter = longer.flat[few_tiles], shorter.flat[few_tiles]
     of = few_tiles % len(a)
     taken_s = longer * (1 + (shorter / longer) ** p) ** (1 / p) + reduce_s[of]
-    # Of those that end together, the one on most SMs: libraries launch grids that nearly fill the GPU.
+    # Of equally fast ones, the one on most SMs: libraries launch grids that nearly fill the GPU.
     on_sms = np.where(taken_s <= _TOGETHER * taken_s.min(), np.minimum(tiles[of], sms), 0.0)
     best = int(of[np.argmax(on_sms - taken_s / taken_s.max())])
     quickest = int((clocked_s + reduce_s).argmin())
@@ -158,8 +153,8 @@ def gemm_base_terms(
 def _hbm_bytes(sizes: GemmSizes, gpu: GpuSpec) -> float:
     """Bytes that come from HBM or go there.
 
-    A wave of tiles covers a square of the result, as far as m and n go, and reads each row of its panels once. The next
-    wave finds of the smaller operand in L2 what stays there and reads the rest again.
+    A wave of tiles covers a square of the result, within m and n, and reads each row of its panels once. The next wave
+    hits in L2 on the resident part of the smaller operand and reads the rest again.
     """
     m, n, k, bytes_each = sizes.m, sizes.n, sizes.k, element_bytes(sizes.dtype)
     side = math.sqrt(gpu.sms * _WAVE_TILE)

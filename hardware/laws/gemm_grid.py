@@ -16,9 +16,7 @@ from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
 
 # Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
-# names of their kernels (records/*/traces, measurements/kineto): a library has tiles for most widths, so that the grid
-# of a product nearly fills the GPU. 120 to 132 blocks run in every one of 46 kinds of products there, where a law that
-# knows few widths leaves up to 20 of 132 SMs to a collective that in truth waits for the product's last round.
+# names of their kernels (records/*/traces, measurements/kineto; docs/laws.md, "Grids of products").
 _TILES = np.array(
     [
         (64, 128), (80, 128), (112, 128), (128, 64), (128, 128), (128, 192), (128, 256), (168, 128), (176, 128),
@@ -28,11 +26,9 @@ _TILES = np.array(
 _SPLITS = np.array([1, 2, 3, 4])
 _A, _B = np.repeat(_TILES, len(_SPLITS), axis=0).T
 _S = np.tile(_SPLITS, len(_TILES))
-# What reading a tile's columns and rows from L2 adds to its arithmetic: large tiles read less for each product. With it
-# 20 of the 21 products of our chunked steps (records/h200-sxm-141gb/traces/chunks, by name and grid) have their rounds.
+# What reading a tile's columns and rows from L2 adds to its arithmetic: large tiles read less for each product.
 _READING = 5.0
-# All 48 products of chunked steps there have 120 to 132 of 132 blocks. Times of kernels here misjudge the one that was
-# launched by up to 9 % (512 rows of n 14336): of kernels so near the quickest, one that fills the GPU as these do is.
+# Share of the SMs that launched grids fill, and how many times the fastest tile's time one that fills them may take.
 _FILLED, _ALIKE = 120 / 132, 1.09
 # Fewer rows are bound by memory: blocks share the columns of the weights, whatever the rows. Of 16 grids of 4 to 32
 # rows in our profiler traces (records/*/traces, measurements/kineto) 14 are those of `thin_tiles`; the law, whose tiles

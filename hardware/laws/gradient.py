@@ -1,4 +1,4 @@
-"""Attention's pass of gradients, from the forward kernel's terms: no row of ours measured one."""
+"""The backward pass of attention, from the terms of the forward kernel; not measured by us."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTES = 2.5
 
 
 def attention_gradient(terms: KernelTerms) -> KernelTerms:
-    """Terms of the kernel that makes the gradients of queries, keys and values."""
+    """Terms of the kernel that computes the gradients of queries, keys and values."""
     return replace(
         terms,
         cycles_per_block=terms.cycles_per_block * TIME,

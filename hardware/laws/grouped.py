@@ -11,16 +11,15 @@ from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import GroupedSizes
 from hardware.laws.terms import KernelTerms
 
-# A call's last tiles end apart, since tiles differ in what they wait for: on average half a tile after the even share.
+# Tiles differ in their waiting times: a call ends half a tile after the even share, on average.
 LAST_TILE = 0.5
 # Blocks come in pairs along the rows (clusters of two), so that an expert's rows are padded to a pair's.
 CLUSTER = 2
 # With more rows an expert than this on average, experts without rows counted too, the larger tiles run.
 SMALL_ROWS = 128
-# Our rows show that change at 125 and 130 rows an expert only (experts.jsonl: 383.2 and 375.2, 210.4 and 207.9 us), by
-# less than the two kernels' laws are off there. So the law goes evenly from one to the other, this far to either side.
+# The law goes linearly from one kernel to the other within so many rows of the change (docs/laws.md, experts.jsonl).
 CHANGES_WITHIN = 4.0
-# No tile comes nearer to the tensor cores' rate than this: Hopper's large ones, measured (16 of 17.8 cycles a k).
+# Largest share of the tensor cores' rate of any tile: large tiles on Hopper, measured (16 of 17.8 cycles a k).
 TENSOR_SHARE = 0.9
 
 
@@ -50,7 +49,7 @@ class GroupedCoefficients:
 
 
 def large_share(sizes: GroupedSizes) -> float:
-    """How far the kernel of many rows an expert has taken over: 0 to 1."""
+    """Share of the kernel for many rows an expert, from 0 to 1 about the change."""
     beyond = (sizes.rows / sizes.experts - SMALL_ROWS - 1 + CHANGES_WITHIN) / (2 * CHANGES_WITHIN)
     return min(max(beyond, 0.0), 1.0) if sizes.n > SMALL_ROWS else 0.0
 

@@ -1,4 +1,4 @@
-"""Decode over a latent cache: one vector a token is key and value of all heads, so that tensor cores may bound it."""
+"""Decode over a latent cache: one vector a token is key and value of all heads, so that it can be compute-bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def latent_base_terms(
         kv_bytes=sizes.kv_bytes,
     )
     terms = decode_base_terms(streaming, stream, sms)
-    once = 0.5 * terms.hbm_bytes  # that law counts keys and values apart; here they are the same bytes
+    once = 0.5 * terms.hbm_bytes  # that law counts keys and values; here they are the same bytes
     flops = 2.0 * batch * kv_len * (sizes.cached_dim + sizes.v_dim) * blocks_of_heads * HEADS_PER_BLOCK
     blocks = terms.blocks * blocks_of_heads
     # Where each block has an SM, the mean number of parts says how the work divides, as in plain decode.

@@ -12,10 +12,8 @@ from hardware.laws.attention import BLOCK, decode_parts
 from hardware.laws.sizes import DecodeSizes
 from hardware.laws.terms import KernelTerms
 
-# SM clocks of a block of 128 keys and their values in heads of 128, and of the start and end of each part of a
-# sequence: least squares of relative errors over eight decode rows with kv_dtype fp8_e4m3 in
-# records/*/vllm/kernels.jsonl (H100 and H200, 512 to 4,096 keys, batch 1 to 256, 32 query heads on 8), all other terms
-# those of 16-bit rows. Fourteen rows of the H200 that came after the fit: 8.7 % on average, -23 to +15.
+# SM cycles of a block of 128 keys and their values in heads of 128, and of the start and end of each part of a
+# sequence: fitted on eight decode rows with kv_dtype fp8_e4m3 in records/*/vllm/kernels.jsonl (docs/laws.md).
 CYCLES_PER_KEY_BLOCK = 3090.0  # standard error 110
 CYCLES_PER_PART = 4120.0  # standard error 760
 _HEAD_DIM = 128  # of those rows

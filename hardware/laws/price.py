@@ -1,4 +1,4 @@
-"""Sizes to terms on one GPU under one profile: the laws with their coefficients and learnt corrections."""
+"""Sizes to terms on one GPU under one profile: the laws with their coefficients and corrections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _SAME_RATE = {"fp16": "bf16"}
 # Types without rows of their own: kernels of another type at their own rate and bytes, marked extrapolated.
 _NEAREST = {"int8": ("fp8_e4m3", "bf16"), "fp4_e2m1": ("fp8_e4m3",)}
-# Kernels without rows of their own take the coefficients of the nearest one measured: one pass in, one out.
+# Kernels without rows of their own use the coefficients of the nearest measured one: one read, one write.
 _LIKE = {
     "gelu": "silu_mul", "gelu_tanh": "gelu", "relu": "gelu", "rmsnorm": "add_rmsnorm", "layernorm": "add_rmsnorm",
     "softmax": "add_rmsnorm", "add": "silu_mul", "scale": "copy",
@@ -129,7 +129,7 @@ def elementwise_terms(
     x = elementwise_features(name, bytes_moved, rows)
     bytes_a_block = 1.0 if own.blocks_per_s is None else bytes_moved / launched_blocks
     course = elementwise_course(own, gpu, bytes_a_block=bytes_a_block)
-    # Below the smallest buffer measured the floor alone is left: no extrapolation, and the correction stays.
+    # Below the smallest measured buffer only the floor counts: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     streams = own_streams(name)
     return replace(
@@ -167,7 +167,7 @@ def grouped_gemm_terms(
 
 
 def collective_terms(profile: Profile, gpu: GpuSpec, sizes: CollectiveSizes, *, in_switch: bool = False) -> KernelTerms:
-    """One collective; ``in_switch``: the ranks of a node hang on one switch that can add what they send."""
+    """One collective; ``in_switch``: the ranks of a node share a switch that can add what they send."""
     together = sizes.world if sizes.span is None else sizes.span.per_node
     adds = in_switch and together >= IN_SWITCH_FROM
     adder = in_switch_of(gpu.architecture, gpu.link_bytes_per_s) if adds else None
@@ -190,7 +190,7 @@ def exchange_terms(
         sms_per_block=profile.sharing.sms_per_cta,
         link_bytes=inside,
         beyond_bytes=beyond,
-        # What is sent is read, what comes is written.
+        # Sent bytes are read, received ones written.
         hbm_bytes=2.0 * exchange.tokens * exchange.top_k * exchange.message_bytes,
         link_energy_j=c.bus_byte_energy_j * (inside + beyond) + c.call_energy_j,
         sm_power_w=c.step_power_w * gpu.sms / held,

@@ -1,10 +1,9 @@
-"""What stays in L2 from one kernel to the next: the one rule that every law of a kernel's HBM bytes asks."""
+"""What stays in L2 from one kernel to the next: the rule of every law for a kernel's HBM bytes."""
 
 from __future__ import annotations
 
 # Bytes of up to half of L2 (one of its two partitions) stay, of its whole size or more come from HBM; between the two
-# the share that comes from HBM grows evenly. Elementwise rows of an H100 (50 MB): 25 MB moves at 5 TB/s, 34 MB at 4.3,
-# 38 MB at 3.9, 42 MB at 3.2, 50 MB at 2.9 (calibration/first/elementwise.jsonl and gaps.jsonl).
+# the share that comes from HBM grows linearly (calibration/first/elementwise.jsonl and gaps.jsonl; docs/laws.md).
 STAYS, STREAMS = 0.5, 1.0
 
 

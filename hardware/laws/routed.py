@@ -17,7 +17,7 @@ class RoutedCoefficients:
     """Fitted on rows of one type of weights; rates at the maximum clock.
 
     A block is one tile. ``tile_cycles`` it takes before and after its loop, ``tile_cycles_per_k`` for each step of k of
-    a tile of 128 x 128, smaller ones in proportion; blocks that share an SM hide some of each other's waiting, so that
+    a tile of 128 x 128, smaller ones in proportion; blocks that share an SM hide part of each other's latency, so that
     rounds are not whole. ``hbm_bytes_per_s_per_sm`` is the stream of an SM while few tiles run, ``l2_bytes_per_s`` what
     tiles read again. Energies as in every law.
     """

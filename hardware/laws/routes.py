@@ -1,4 +1,4 @@
-"""Ways of a collective: direct access within a node, rings, trees and hierarchies over several nodes.
+"""Algorithms of collectives: direct access within a node, rings, trees and hierarchies over several nodes.
 
 Every function returns the seconds of one collective whose full buffer has ``buffer_bytes`` (as in the records).
 ``inside(op, world, bytes)`` is the law within a node; nothing here knows a table. No measurement of ours
@@ -20,9 +20,8 @@ from hardware.laws.in_switch import InSwitch, in_switch_s
 Inside = Callable[[str, int, float], float]
 
 # Serving engines' all-reduce by direct peer access: latency of one stage (arrive, read, leave), of the second, and the
-# share of the link's rate that reads reach. Least squares of relative errors on vLLM's kernel in a graph on 2 and 4
-# H100s below 8 MiB (aiconfigurator-core 0.12.0, custom_allreduce table, Apache-2.0; bf16, sizes there in elements):
-# mean error 2.6 and 3.4 %; not fitted: 8 H100s 5.9 % (largest 13 %), 8 H200s 7.5 %, A100s 10-24 %, B200s 40 %.
+# share of the link's rate that reads reach: fitted on vLLM's kernel on 2 and 4 H100s (aiconfigurator-core 0.12.0,
+# custom_allreduce table, Apache-2.0; docs/laws.md).
 ONE_SHOT_S, SECOND_SHOT_S, DIRECT_LINK_SHARE = 4.41e-6, 3.31e-6, 0.611
 # The sizes below which vLLM takes one shot, by world, and below which it does not call NCCL (bytes; vLLM
 # csrc/custom_all_reduce.cuh and its max_size). Its kernel runs in at most 36 blocks.
@@ -219,7 +218,7 @@ def between_nodes(
 
 
 def pattern_of(op: str) -> Literal["ring", "pairs", "one_way"]:
-    """Which ranks of different nodes a collective has talk to one another (:mod:`hardware.network`)."""
+    """Which ranks of different nodes exchange data in a collective (:mod:`hardware.network`)."""
     match op:
         case "all_to_all" | "dispatch" | "combine":
             return "pairs"

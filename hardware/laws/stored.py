@@ -1,7 +1,7 @@
 """Products whose operands are stored in fewer bits than a law was fitted with: their bytes, cycles and joules.
 
-No row of ours measured such kernels in this form: their bytes are exact, the rest is what is said below, and every
-kernel priced here counts as extrapolated.
+Such kernels were not measured by us: their bytes are exact, the rest is derived as described below, and every kernel
+priced here counts as extrapolated.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import ExpertOperands, GemmSizes, GroupedSizes, element_bytes
 from hardware.laws.terms import KernelTerms, waves
 
-# Turning weights into 16 bit as they come in, on the SMs' integer and 16-bit units. Marlin's published kernel (arXiv
-# 2408.11743, and the vLLM kernels after it) takes four logical and four arithmetic instructions for eight values and
-# multiplies them by their scales two at a time, 1.5 instructions a value; an SM of every GPU of the catalog issues 128
-# lanes a cycle. A block has at most 64 rows of activations, so that more rows turn every weight again. Its stripes
-# give every SM an equal share of the weights, however few tiles the result has.
+# Conversion of weights to 16 bit on the SMs' integer and 16-bit units, in Marlin's published kernel (arXiv 2408.11743;
+# docs/laws.md): instructions a value, lanes that an SM issues a cycle, rows of activations of a block, beyond which
+# every weight is converted again. Its stripes give every SM an equal share of the weights, however few tiles there are.
 INSTRUCTIONS_PER_WEIGHT = 1.5
 LANES_PER_SM = 128
 ROWS_PER_BLOCK = 64
@@ -30,8 +28,8 @@ def with_stored_weights(
 ) -> KernelTerms:
     """``terms`` of one product on ``sms`` SMs whose weights are ``weight_bytes`` in all, scales included.
 
-    ``terms`` are those of weights of the type that is multiplied. ``turned``: the stored ones are turned into it, which
-    takes the SMs cycles that tensor cores wait for.
+    ``terms`` are those of weights of the type that is multiplied. ``turned``: the stored ones are converted to it, in
+    cycles of the SMs for which tensor cores wait.
     """
     weights = sizes.n * sizes.k
     moved = max(terms.hbm_bytes - element_bytes(sizes.dtype) * weights + weight_bytes, weight_bytes)
@@ -46,7 +44,7 @@ def with_stored_weights(
 
 
 def turning_cycles(*, m: float, weights: float) -> float:
-    """Cycles of one SM that turn ``weights`` into the multiplied type, once for every block of rows.
+    """Cycles of one SM that convert ``weights`` to the multiplied type, once for every block of rows.
 
     >>> turning_cycles(m=1, weights=1280)
     15.0
@@ -64,8 +62,8 @@ def grouped_with_operands(
 ) -> KernelTerms:
     """``terms`` of a grouped product of 16-bit operands with others.
 
-    A tile of many rows is bound by tensor cores. One of few rows waits for its operands: it takes as long as its
-    weights' bytes, and at least what tensor cores take for its 64 x 128 results. Of no rows nothing is read.
+    A tile of many rows is bound by tensor cores. One of few rows is bound by its operands: its time is that of its
+    weights' bytes, and at least that of tensor cores for its 64 x 128 results. Without rows nothing is read.
     """
     rows, n, k, weight_bytes = sizes.rows, sizes.n, sizes.k, operands.weight_bytes
     rate_ratio = gpu.product_flops_per_s(operands.dtype) / gpu.product_flops_per_s("bf16")

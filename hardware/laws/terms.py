@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Shrink = Literal["persistent", "fluid"]
-Floats = NDArray[np.float64]  # at many clocks in one go
+Floats = NDArray[np.float64]  # at many clocks at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,7 @@ class KernelTerms:
 
 
 def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
-    """SMs that the kernel asks for: one for each block, at most all.
-
-    Grids in our profiler traces are 132 blocks wherever there are more tiles, whatever their number: 256, 512, 896
-    and 1440 tiles of chunked products, the last round of some of which leaves most of them idle.
+    """SMs that the kernel asks for: one for each block, at most all (docs/laws.md, "Grids").
 
     >>> from hardware.laws.terms import KernelTerms
     >>> wanted_sms(KernelTerms(floor_s=0.0, blocks=512, cycles_per_block=1e4), 132.0)
@@ -100,10 +97,9 @@ def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
 
 
 def part(terms: KernelTerms, share: float) -> KernelTerms:
-    """The part of a kernel that ``share`` of its blocks do: each has its tiles from the start.
+    """The part of a kernel that ``share`` of its blocks process: each has its tiles from the start.
 
-    Few blocks by themselves are not held to the streaming rate of an SM in a full GPU: a GEMM of 128 rows whose last
-    blocks come late takes 28 us more, the time of their arithmetic (waiting.jsonl).
+    A few blocks by themselves are not bound by the streaming rate of an SM in a full GPU (docs/laws.md, "Late blocks").
     """
     return replace(
         terms,

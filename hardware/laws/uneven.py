@@ -1,17 +1,16 @@
 """Decode attention over contexts of unequal length where no sequence is cut up (flash-attention 2).
 
 Such a kernel gives each sequence and KV head one block of threads. Blocks start in order, all sequences of one head
-before the next head's; a block that streams a long cache goes on alone when the rest have ended. Kernels that cut long
-sequences up (flash-attention 3, FlashInfer) end everywhere at about the same time: the mean context stands for them.
+before the next head's; a block that streams a long cache runs alone when the others have ended. Kernels that split long
+sequences (flash-attention 3, FlashInfer) end at about the same time on all SMs: the mean context stands for them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of one block of threads, fitted on the rows "fit" of records/h100-sxm-80gb/serving/uneven_attention.jsonl (PyTorch's
-# varlen_attn, 90 batches of 32 to 256 sequences: 7 % off on average, 25 % at most); the 42 "held_back", of other heads,
-# are 8 % and 23 % off. One block is bound by latency, not bandwidth: on other GPUs nothing was measured.
+# Of one block of threads, fitted on the rows "fit" of records/h100-sxm-80gb/serving/uneven_attention.jsonl
+# (docs/laws.md). One block is bound by latency, not bandwidth: on other GPUs nothing was measured.
 BLOCK_BYTES_PER_S = 14.2e9
 
 

@@ -1,4 +1,4 @@
-"""Where work meets hardware: a kernel's sizes become the terms of its time and power law."""
+"""Kernels of a program to kernel classes of the engine: sizes become the terms of time and power laws."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Pricer:
         )
 
     def _part(self, work: Work, terms: KernelTerms) -> KernelTerms:
-        """``terms`` of the part of the kernel that ``work`` is."""
+        """``terms`` of the part of a kernel that ``work`` stands for."""
         if not isinstance(work, GemmWork) or work.part is None:
             return terms
         index, parts = work.part
@@ -113,7 +113,7 @@ class Pricer:
         if side and isinstance(work, CollectiveWork) and work.exchange is not None:
             terms = in_background(terms, work.exchange.kernels.value)
         if side and in_graph:
-            # What it starts later than its lead is part of its time, so that who asks for SMs first stays as seen.
+            # A start later than its lead is part of its time, so that the order of requests for SMs stays as measured.
             late_s = facts.side_start_s - facts.collective_lead_graph_s
             terms = replace(terms, floor_s=terms.floor_s + late_s)
         beside = self.launched(work, terms)
@@ -307,7 +307,7 @@ def expected_maximum(count: int) -> float:
 
 
 def sizes(work: Work | ExchangeSizes) -> dict[str, object]:
-    """A work's sizes by name, for traces; those of an exchange stand beside those of its collective."""
+    """A work's sizes by name, for traces; those of an exchange beside those of its collective."""
     found: dict[str, object] = {}
     for field in fields(work):
         value = getattr(work, field.name)

@@ -22,11 +22,10 @@ FAR_BEHIND = 0.5
 def engine_issue_s(
     resolved: Resolved, program: Program, classify: Classify, *, sms: int, clock_hz: float
 ) -> float | None:
-    """Seconds a launch where kernels of a step may wait for the host of the stack, as where it takes longer than they.
+    """Seconds per launch of a step whose kernels may wait for the host of the stack; None where the host is far ahead.
 
     The step is a prompt of a serving engine, one of decoding whose drafts it captures in no graph, or a denoising step
-    of a stack that launches kernel by kernel. None where the GPU is far behind: kernels then follow one another as in
-    a graph.
+    of a stack that launches kernel by kernel. Where the host is far ahead, kernels follow one another as in a graph.
     """
     scenario, layout = resolved.scenario, resolved.layout
     stack = workloads.load_stack(scenario.stack)

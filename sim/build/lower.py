@@ -1,4 +1,4 @@
-"""From rank programs to the kernel graph: tile repeated segments, tie collectives, draw the edges."""
+"""From rank programs to the kernel graph: repeat segments, match the ranks of collectives, add dependencies."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Group = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class _Columns:
-    """One rank program laid out flat, with indices relative to its first kernel."""
+    """Columns of one rank program, with indices relative to its first kernel."""
 
     kernel_class: Ints
     stream: Ints
     segment: Ints
-    launches: Ints  # of each kernel: none where time of the host stands for those of its segment
-    host_s: NDArray[np.float64]  # time in which the host does other things than launch kernels of the program
+    launches: Ints  # of each kernel; 0 where a host kernel stands for the launches of its segment
+    host_s: NDArray[np.float64]  # host time beside launches of the program's kernels
     collectives: list[tuple[Ints, tuple[int, ...]]]  # positions, in order, of the collectives of each group
     edges: list[tuple[int, int]]
 
@@ -50,7 +50,7 @@ class _Tables:
 
     def kernel(self, kernel: Kernel, place: Place) -> int:
         """The class of ``kernel`` in a segment of one stream, or in its place among several."""
-        # Where a kernel stands (stream, edges) does not change what it costs.
+        # The stream and the dependencies of a kernel do not change its cost.
         bare = Kernel(
             name=kernel.name,
             work=kernel.work,
@@ -65,7 +65,7 @@ class _Tables:
                 priced = replace(priced, terms=priced.beside or priced.terms, beside=None)
             elif place != "alone":
                 priced = _beside(priced, joins=place == "joins")
-            # Kernels that cost and read the same share a class, and with it what the engine knows of running sets.
+            # Kernels that cost and read the same share a class, and with it the engine's memo of running sets.
             key = (priced, repr(priced.describe))
             index = self.class_of[bare, place] = self.index_of.setdefault(key, len(self.classes))
             if index == len(self.classes):
@@ -95,7 +95,7 @@ def lower(
 
     ``issue_s`` is the host's time per launch in eager mode (kernel i of a rank cannot start before
     ``(i + 1) * issue_s``, and later by the time of the host that stands before it), None for graph launches.
-    ``groups`` says what groups of ranks become when the programs are those of representatives
+    ``groups`` maps groups of ranks to simulated GPUs when the programs are those of representatives
     (:mod:`sim.shortcuts.fold`).
     """
     tables = _Tables(classify)
@@ -154,7 +154,7 @@ def lower(
 
 
 def _issued_ps(column: _Columns, issue_s: float) -> list[int]:
-    """When the host has launched each kernel of a rank, one after the other; its other work begins when it is due."""
+    """Launch time of each kernel of a rank by one host, which does its other work in program order."""
     begun_s = np.cumsum(column.host_s) - column.host_s
     moments: list[int] = np.rint((np.cumsum(column.launches) * issue_s + begun_s) * 1e12).astype(np.int64).tolist()
     return moments
@@ -243,7 +243,7 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             start += size * repeat
             if segment.mark is not None:
                 marks[segment.mark] = [start - 1 - lane[::-1].index(s) for s in used]
-    nothing = np.empty(0, dtype=np.int64)  # a rank may sit out
+    nothing = np.empty(0, dtype=np.int64)  # a rank may have no kernel
     return _Columns(
         kernel_class=np.concatenate([nothing, *classes]),
         stream=np.concatenate([nothing, *streams]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import workloads
 from sim.scenario.adapters import adapters_in
@@ -53,19 +54,22 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
     own_batches = layout.own_batches
     if scenario.phase == "generate":
         assert scenario.output_len is not None
+        generation = workloads.Generation.of(scenario.seq_len, scenario.output_len)
+        if scenario.speculation is not None:
+            contexts = contexts or checked_contexts(scenario, range(scenario.seq_len, 1 << 62))
+        if contexts is not None:
+            generation = replace(generation, contexts=contexts)
         if scenario.speculation is not None:
             program = workloads.build_speculative_generate(
                 model,
                 layout,
-                contexts=contexts or checked_contexts(scenario, range(scenario.seq_len, 1 << 62)),
+                batch=scenario.batch,
+                generation=generation,
                 options=options,
                 speculation=_speculation(scenario),
-                **lengths,
             )
             return program, scenario.batch * scenario.output_len * own_batches
-        program = workloads.build_generate(
-            model, layout, output_len=scenario.output_len, options=options, contexts=contexts, **lengths
-        )
+        program = workloads.build_generate(model, layout, batch=scenario.batch, generation=generation, options=options)
         return program, scenario.batch * scenario.output_len * own_batches
     if scenario.phase == "train":
         return workloads.build_training(model, layout, options=options, **lengths), scenario.batch * scenario.seq_len

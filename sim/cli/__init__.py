@@ -108,7 +108,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from sim.cli.help import nearest
+        from inputs.suggest import nearest
 
         if args and args[0] not in COMMANDS:
             hint = HINTS.get(args[0]) or _of_a_model(args[0]) or nearest(args[0], COMMANDS)

@@ -57,7 +57,7 @@ def command(
     """
     from sim.explore.closed_form.export import to_json, to_latex, to_python
     from sim.explore.closed_form.fit import check_samples
-    from sim.explore.closed_form.judge import judge
+    from sim.explore.closed_form.judge import Splits, judge
     from sim.explore.grid import load_grid
     from sim.explore.table import read_table
     from sim.explore.workers import Pool
@@ -83,7 +83,8 @@ def command(
         statuses = read_table(rows)["status"].value_counts().to_dict()
     judging = TimeLeft(what="judging on splits", total=splits, say=say)
     others_too = list(chain.from_iterable(others))
-    verdict = judge(found, count=samples, seed=seed, splits=splits, more=others_too, search=search, step=judging)
+    halves = Splits(number=splits, samples=samples, seed=seed)
+    verdict = judge(found, halves, more=others_too, search=search, step=judging)
     ours = verdict.scores["closed form"]
     result: dict[str, Any] = {
         "top1": ours["top1"][0],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import click
 
+from inputs.suggest import nearest
 from sim.cli.examples import EXAMPLES
 from sim.scenario.fields import Phase
 
@@ -175,18 +176,6 @@ class HelpGroup(Helped, click.Group):
         if args and args[0] not in known:
             raise click.UsageError(f"unknown command '{args[0]}': {nearest(args[0], known)}", ctx)
         return super().resolve_command(ctx, args)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What ``word`` was meant to be, or what there is.
-
-    >>> nearest("simulat", ["simulate", "sweep"]), nearest("x", ["a", "b"])
-    ("did you mean 'simulate'?", 'known: a, b')
-    """
-    import difflib
-
-    near = difflib.get_close_matches(word, known := list(known), n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
 
 
 def _remedied(command: click.Command, ctx: click.Context, error: click.UsageError, args: Sequence[str]) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +29,25 @@ def command() -> None:
     """Tiles, waves, utilisation, latency, power and energy of one kernel, and its cheapest clock."""
 
 
-def _common(function: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """The GPU that a kernel runs on, its clock and cap, and what is printed."""
+
+    gpu: str
+    sm_clock_mhz: float | None
+    power_cap_w: float | None
+    sweep: bool
+    as_json: bool
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that all kernels share, which ``command`` gets as one ``setting``."""
+
+    @wraps(command)
+    def function(**given: Any) -> None:
+        setting = _Setting(**{field.name: given.pop(field.name) for field in fields(_Setting)})
+        command(setting=setting, **given)
+
     for option in (
         click.option(
             "--gpu",
@@ -61,7 +80,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
     "--weight-dtype", help="how weights are stored: int4_g128, fp8_e4m3_block128, nvfp4, ... [default: dtype]"
 )
 @_common
-def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, **common: Any) -> None:
+def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, setting: _Setting) -> None:
     """A matrix product, (m x k) by (k x n), weights stored n x k."""
     from workloads.precision import resolve
     from workloads.storage import storage
@@ -69,7 +88,7 @@ def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, **common:
 
     out_dtype = DType.FP32 if dtype == "fp32" else DType.BF16
     kept = resolve(dtype=DType(dtype), weights=None if weight_dtype is None else storage(weight_dtype)).product
-    _show(GemmWork(m=m, n=n, k=k, dtype=kept.multiplies, out_dtype=out_dtype, weights=kept.stored), **common)
+    _show(GemmWork(m=m, n=n, k=k, dtype=kept.multiplies, out_dtype=out_dtype, weights=kept.stored), setting)
 
 
 @command.command("grouped")
@@ -80,7 +99,7 @@ def gemm(m: int, n: int, k: int, dtype: str, weight_dtype: str | None, **common:
 @click.option("--k", type=click.IntRange(1), required=True, help="length of the sums")
 @click.option("--routing", default="uniform", show_default=True, help="as in simulate: zipf:S, gini:G, ...")
 @_common
-def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str, **common: Any) -> None:
+def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str, setting: _Setting) -> None:
     """One product, (rows x k) by (k x n), for each expert that tokens chose, in one kernel."""
     import workloads
     from workloads.routing import Choice
@@ -93,7 +112,7 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
     (load,) = workloads.expert_loads(tokens=tokens, choice=choice, routing=law, ranks=1)
     sizes = {name: value for name, value in asdict(load).items() if name != "small_tiles"}
     work = GroupedGemmWork(experts=experts, n=n, k=k, **sizes)
-    _show(work, **common)
+    _show(work, setting)
 
 
 @command.command("attention")
@@ -106,7 +125,7 @@ def grouped(tokens: int, experts: int, top_k: int, n: int, k: int, routing: str,
 @click.option("--causal/--no-causal", default=True, show_default=True, help="mask what comes later")
 @_common
 def attention(
-    batch: int, seq_len: int, decode: bool, q_heads: int, kv_heads: int, head_dim: int, causal: bool, **common: Any
+    batch: int, seq_len: int, decode: bool, q_heads: int, kv_heads: int, head_dim: int, causal: bool, setting: _Setting
 ) -> None:
     """Flash attention, prefill or decode."""
     from workloads.work import AttentionWork
@@ -122,7 +141,7 @@ def attention(
         head_dim=head_dim,
         causal=causal and not decode,
     )
-    _show(work, **common)
+    _show(work, setting)
 
 
 @command.command("elementwise")
@@ -130,13 +149,13 @@ def attention(
 @click.option("--rows", type=click.IntRange(1), required=True, help="rows")
 @click.option("--width", type=click.IntRange(1), required=True, help="elements of a row")
 @_common
-def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
+def elementwise(op: str, rows: int, width: int, setting: _Setting) -> None:
     """A memory-bound kernel over rows x width 16-bit elements."""
     from workloads.kernel_names import Elementwise
     from workloads.work import ElementwiseWork
 
     moved = PER_ELEMENT[op] * rows * width
-    _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=moved), **common)
+    _show(ElementwiseWork(op=Elementwise(op), rows=rows, width=width, bytes_moved=moved), setting)
 
 
 @command.command("collective")
@@ -157,7 +176,7 @@ def elementwise(op: str, rows: int, width: int, **common: Any) -> None:
     help="way of an all_reduce",
 )
 @_common
-def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str, **common: Any) -> None:
+def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str, setting: _Setting) -> None:
     """A collective in a bare loop, per rank; a world beyond one node goes over its NICs."""
     from workloads.kernel_names import AllReduce, CollectiveOp
     from workloads.work import CollectiveWork
@@ -167,7 +186,7 @@ def collective(op: str, size: int, world: int, ctas: int | None, algorithm: str,
     work = CollectiveWork(
         op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas, algorithm=AllReduce(algorithm)
     )
-    _show(work, world=world, **common)
+    _show(work, setting, world=world)
 
 
 def _exchange(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,41 +220,30 @@ def _exchange(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("dispatch")
 @_exchange
 @_common
-def dispatch(dtype: str, **given: Any) -> None:
+def dispatch(world: int, setting: _Setting, **sizes: Any) -> None:
     """Tokens to their experts on other GPUs, as DeepEP's kernels send them; per rank."""
-    _show_exchange("dispatch", dtype, **given)
+    _show_exchange("dispatch", world, setting, **sizes)
 
 
 @command.command("combine")
 @_exchange
 @_common
-def combine(dtype: str, **given: Any) -> None:
+def combine(world: int, setting: _Setting, **sizes: Any) -> None:
     """What experts made of tokens, back and added up, as DeepEP's kernels do; per rank."""
-    _show_exchange("combine", dtype, **given)
+    _show_exchange("combine", world, setting, **sizes)
 
 
-def _show_exchange(
-    op: str, dtype: str, *, world: int, tokens: int, hidden: int, top_k: int, ep_kernels: str, **common: Any
-) -> None:
+def _show_exchange(op: str, world: int, setting: _Setting, *, dtype: str, ep_kernels: str, **counts: Any) -> None:
     from workloads.kernel_names import CollectiveOp, EpKernels
     from workloads.work import CollectiveWork, DType, ExchangeSizes
 
-    sizes = ExchangeSizes(tokens=tokens, top_k=top_k, hidden=hidden, dtype=DType(dtype), kernels=EpKernels(ep_kernels))
-    buffer_bytes = tokens * top_k * hidden * int(sizes.dtype.bytes)
+    sizes = ExchangeSizes(dtype=DType(dtype), kernels=EpKernels(ep_kernels), **counts)
+    buffer_bytes = sizes.tokens * sizes.top_k * sizes.hidden * int(sizes.dtype.bytes)
     work = CollectiveWork(op=CollectiveOp(op), ranks=tuple(range(world)), buffer_bytes=buffer_bytes, exchange=sizes)
-    _show(work, world=world, **common)
+    _show(work, setting, world=world)
 
 
-def _show(
-    work: Work,
-    *,
-    gpu: str,
-    sm_clock_mhz: float | None,
-    power_cap_w: float | None,
-    sweep: bool,
-    as_json: bool,
-    world: int = 1,
-) -> None:
+def _show(work: Work, setting: _Setting, *, world: int = 1) -> None:
     from rich.table import Table
 
     from sim.cli.console import wide_console
@@ -243,10 +251,11 @@ def _show(
     from sim.result.status import standing_of_laws
     from sim.scenario.machine import Policy, machine
 
-    target = machine(gpu, world, Policy(power_cap_w=power_cap_w, sm_clock_mhz=sm_clock_mhz))
+    policy = Policy(power_cap_w=setting.power_cap_w, sm_clock_mhz=setting.sm_clock_mhz)
+    target = machine(setting.gpu, world, policy)
     report = kernel_report(target, work)
     rests_on = standing_of_laws(target, outside=report.extrapolated, unmeasured=unmeasured(target, work))
-    if as_json:
+    if setting.as_json:
         click.echo(json.dumps(report.as_json() | rests_on.as_json(), allow_nan=False))
         return
     console = wide_console()
@@ -256,7 +265,7 @@ def _show(
     for name in ("", "SM MHz", "latency us", "power W", "energy mJ", "tensor %", "HBM %", "SMs %", "beyond"):
         table.add_column(name, justify="right" if name else "left")
     rows = [("settled", report.settled), ("least energy", report.best)]
-    if sweep:
+    if setting.sweep:
         rows += [("", point) for point in report.sweep]
     for label, point in rows:
         table.add_row(

@@ -110,9 +110,10 @@ def command(
         from sim.explore.workers import Pool
 
         pool = Pool() if jobs is None else Pool(jobs=jobs)
-        _studied(
-            spec, plan=plan, max_gpus=max_gpus, within=within, changes=compare, pool=pool, as_json=as_json, quiet=quiet
-        )
+        if plan:
+            _planned(spec, max_gpus, within, pool, as_json=as_json, quiet=quiet)
+        else:
+            _compared(spec, compare, pool, as_json=as_json)
         return
     events: dict[str, Any] = {"kills": kill, "outages": router_down, "window": kernels}
     if quiet or not sys.stderr.isatty():
@@ -157,29 +158,25 @@ def command(
         click.echo(f"\nreport: {report}  (open it in a browser)")
 
 
-def _studied(
-    spec: ServeSpec,
-    *,
-    plan: bool,
-    max_gpus: int,
-    within: float,
-    changes: tuple[str, ...],
-    pool: Pool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Many runs of the same traffic, one row each."""
+def _compared(spec: ServeSpec, changes: tuple[str, ...], pool: Pool, *, as_json: bool) -> None:
+    """The same traffic under other policies, one row each."""
     from sim.cli.console import wide_console
-    from sim.explore.capacity import capacity, compare
+    from sim.explore.capacity import compare
     from sim.serving.report import print_servers
 
-    if not plan:
-        rows = [server.row for server in compare(spec, [_changes(text) for text in changes], pool=pool)]
-        if as_json:
-            click.echo(json.dumps({"servers": rows}, allow_nan=False))
-        else:
-            print_servers(rows, wide_console(), title="The same traffic")
-        return
+    rows = [server.row for server in compare(spec, [_changes(text) for text in changes], pool=pool)]
+    if as_json:
+        click.echo(json.dumps({"servers": rows}, allow_nan=False))
+    else:
+        print_servers(rows, wide_console(), title="The same traffic")
+
+
+def _planned(spec: ServeSpec, max_gpus: int, within: float, pool: Pool, *, as_json: bool, quiet: bool) -> None:
+    """The servers that keep the objective, with the fewest GPUs and with the least energy."""
+    from sim.cli.console import wide_console
+    from sim.explore.capacity import capacity
+    from sim.serving.report import print_servers
+
     found = capacity(
         spec,
         max_gpus=max_gpus,

@@ -64,12 +64,12 @@ def precedence(cls: str) -> int:
 
 
 @cache
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """A kernel's name without its templates and arguments.
 
-    >>> short("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)0>(__nv_bf")
+    >>> short_name("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)0>(__nv_bf")
     'reshape_and_cache_flash_kernel'
-    >>> short("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMain")
+    >>> short_name("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Collective")
     'FlashAttnFwdSm90'
     """
     head = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]

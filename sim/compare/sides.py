@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.compare.roles import PART_OF_BEFORE, precedence, role_of, short
+from sim.compare.roles import PART_OF_BEFORE, precedence, role_of, short_name
 from sim.result.run import Run
 from traces.capture import Capture, Category
 from traces.classify import Classes
@@ -147,4 +147,4 @@ def predicted_side(run: Run, gpu: int) -> Side:
 
 def shown(kernel: StepKernel) -> str:
     """Its name as tables show it."""
-    return short(kernel.name)
+    return short_name(kernel.name)

@@ -1,6 +1,6 @@
-"""Collectives on their way between nodes: who shares the network, at which pace each goes, which ones may meet at all.
+"""Collectives that cross the network between nodes: which of them share ports, and the rate of each.
 
-Where no two meet, the network holds nothing back: what a collective sends alone is part of its price.
+A collective that shares no port is not slowed down here: the rate of its links is part of its price.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SLACK = 1e-6
 
 
 class Between:
-    """What the core keeps of the network: the collectives that cross it, with their classes."""
+    """The collectives that cross the network at the present time, with their classes."""
 
     def __init__(self, network: Network, classes: tuple[KernelClass, ...], recorder: Recorder) -> None:
         self.network, self.classes, self.recorder = network, classes, recorder
         self.crossing: dict[Flow, tuple[int, Crossing]] = {}
-        self.meets = self.met = False  # whether several share it now, and whether they did at the last update
+        self.meets = self.met = False  # several share a port now; several did at the last update
 
     def enter(self, flow: Flow, class_id: int) -> None:
-        """All ranks of a collective are there: its streams begin."""
+        """All ranks of a collective have arrived: its streams start."""
         transit = self.classes[class_id].transit
         if transit is not None:
             one = self.network.move(transit.stream_bytes, transit.streams.crossing)
@@ -41,12 +41,12 @@ class Between:
             self.network.end(known[1])
 
     def tied(self) -> list[int]:
-        """GPUs whose collectives may go at another pace than at the last update."""
+        """GPUs with a collective whose rate may differ from that at the last update."""
         self.met, self.meets = self.meets, len(self.crossing) > 1
         return [e.gpu.index for flow in self.crossing for e in flow.entries] if self.meets or self.met else []
 
     def share(self, paces: dict[Flow, float]) -> None:
-        """Slow those down that get less of the network than their ``paces`` (1/ps) ask for."""
+        """Lower the ``paces`` (1/ps) of collectives that get less bandwidth than these need."""
         mine = [(flow, self.crossing[flow][1]) for flow in paces if flow in self.crossing]
         for flow, one in mine:
             one.demand = paces[flow] * PS_PER_S * one.size
@@ -56,7 +56,7 @@ class Between:
                 paces[flow] = one.rate / (PS_PER_S * one.size)
 
     def record(self, now_ps: int) -> None:
-        """What crosses the network from now on: each class with the bytes/s of a stream."""
+        """Record the transfers that run from now on: each class with the bytes/s of a stream."""
         rates = tuple([(cls, flow.rate * PS_PER_S * one.size) for flow, (cls, one) in self.crossing.items()])
         recorder = self.recorder
         if rates != (recorder.crossing[-1] if recorder.crossing else ()):

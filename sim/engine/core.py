@@ -1,10 +1,10 @@
 """Rates, clock, power and energy of a run: what couples the kernels that run at the same time.
 
 Who gets which SMs, copy engines and shares of bandwidth is decided by the resources (:mod:`sim.engine.resources`). The
-driver (:mod:`sim.engine.driver`) calls :meth:`Core.submit` when a kernel's turn has come, SimPy calls
+driver (:mod:`sim.engine.driver`) calls :meth:`Core.submit` when a kernel is the next of its stream, SimPy calls
 :meth:`Core.begin` when its request is granted, and the driver :meth:`Core.update` once at the end of every instant in
-which something changed and :meth:`Core.due` when an armed moment arrives. Time is an integer number of picoseconds;
-work left is a fraction of the kernel.
+which something changed and :meth:`Core.due` at the scheduled end of a kernel. Time is an integer number of picoseconds;
+the work left of a kernel is a fraction of it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Core:
         self.gpus = [Gpu(i, models[i], targets[i], sms[i]) for i in range(graph.gpus)]
         self.recorder = Recorder(idle_energy_j=[0.0] * graph.gpus, states=models[0].states)
         self.left = graph.kernels
-        self.inflight = 0  # armed flows: what can still move without outside help
-        self.scheduled = 0  # launches a driver will still deliver by itself (host issue times)
+        self.inflight = 0  # kernels whose end is scheduled
+        self.scheduled = 0  # launches that the driver has scheduled (host issue times)
         self.driver: Driver | None = None
         self.between: Between | None = None  # the network between nodes, which the driver brings
         self._partition = graph.queue_partition
         self._dirty: set[int] = set()
-        self._flows: dict[int, Flow] = {}  # collectives that have begun to gather
+        self._flows: dict[int, Flow] = {}  # collectives of which a rank has arrived
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0) + 2 * (c.terms.link_bytes > 0.0) for c in graph.classes]
@@ -60,7 +60,7 @@ class Core:
         self._updates = 0
 
     def start(self, driver: Driver) -> None:
-        """Attach the driver, whose resources the GPUs have by now, and put every GPU on its idle power."""
+        """Attach the driver, which has set the resources of the GPUs, and set every GPU to idle power."""
         self.driver = driver
         self._finished = driver.finished
         spans = self.recorder
@@ -118,7 +118,7 @@ class Core:
                 self.between.enter(flow, entry.class_id)
 
     def change_limit(self, gpu_index: int, limit_w: float, clock_cap_hz: float) -> None:
-        """A governor moves the power target or the clock cap of one GPU."""
+        """Set another power limit (W) and clock cap (Hz) of one GPU; governors call it."""
         gpu = self.gpus[gpu_index]
         if gpu.limit_w != limit_w or gpu.clock_cap_hz != clock_cap_hz:
             gpu.limit_w = limit_w
@@ -127,14 +127,14 @@ class Core:
             self.touch(gpu_index)
 
     def due(self, flows: list[Flow], now_ps: int) -> None:
-        """An armed moment has come: flows end. Void arms are ignored."""
+        """The scheduled end of ``flows``; ends that have been rescheduled since are ignored."""
         ended = [flow for flow in flows if flow.due_ps == now_ps]
         if ended:
             self._complete(ended, now_ps)
 
     def touch(self, gpu_index: int) -> None:
         """Something changed on a GPU: update at the end of this instant."""
-        if not self._dirty:  # a dirty GPU means that an update is on its way
+        if not self._dirty:  # with a GPU in the set an update has been requested
             assert self.driver is not None
             self.driver.request_update()
         self._dirty.add(gpu_index)
@@ -161,7 +161,7 @@ class Core:
             raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
 
     def finish(self, now_ps: int) -> Recorder:
-        """Integrate up to the last completion and hand over the records."""
+        """Integrate up to the last completion; returns the records."""
         for gpu in self.gpus:
             self._integrate(gpu, now_ps)
         self.recorder.end_ps, self.recorder.energy_j = now_ps, [gpu.energy_j for gpu in self.gpus]
@@ -243,12 +243,12 @@ class Core:
             driver.arm(flows, due)
 
     def _all_alike(self) -> bool:
-        """Whether equal kernels run alike on all GPUs: one model and one power target."""
+        """Whether equal kernels run equally on all GPUs: one model and one power target."""
         first, bounds = self.gpus[0].model, {(gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}
         return len(bounds) == 1 and all(gpu.model is first for gpu in self.gpus)
 
     def _integrate(self, gpu: Gpu, now_ps: int) -> None:
-        """Joules up to now: every change of what runs comes with a solve at its instant, in the order of its state."""
+        """Add the joules up to now: the running set is that of the last solve, in the order of its state."""
         elapsed = now_ps - gpu.integrated_ps
         if elapsed:
             seconds = elapsed * 1e-12
@@ -302,9 +302,10 @@ class Core:
 
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
-    """Paces of collectives that are not each member's own; ``alike``: all GPUs run the same classes at the same rates.
+    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run the same classes at equal
+    rates.
 
-    Then the one collective of each is at one pace; two may lie across each other.
+    Then a single collective has one rate; two may couple different groups of GPUs.
     """
     if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
         return {}

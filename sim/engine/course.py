@@ -1,4 +1,4 @@
-"""The course of a kernel whose rounds of tiles all take one time: when its blocks end on SMs that open in turn."""
+"""When blocks of a kernel end, whose rounds of tiles take equal time, on SMs that become free one after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.tiles import TileRounds, fetch
 
-Opening = tuple[int, int]  # at which moment (ps) so many SMs are there for a kernel
+Opening = tuple[int, int]  # the time (ps) at which a number of SMs becomes free for a kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Course:
 
 
 def own_rounds(grid: Grid, block: int) -> int:
-    """Tiles that block number ``block`` has by its number."""
+    """Tiles that are assigned to block number ``block`` from the start."""
     return max(0, min(grid.own_tiles, -int(-(grid.tiles - block) // grid.sms)))
 
 
 def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
-    """What becomes of a kernel, tiles of ``round_ps`` each, on SMs that open one after another.
+    """The ends of a kernel's blocks, with tiles of ``round_ps`` each, on SMs that become free one after another.
 
-    Blocks that start before others have left fetch tiles with these; later ones do their own alone, as do those that
-    have found no SM: they take what blocks of the same kernel leave.
+    Blocks that start before the first of the kernel's blocks have ended fetch tiles together with these; later ones
+    work through their own tiles only. Blocks without an SM start on those that blocks of the same kernel free.
 
     >>> product = Grid(sms=132, tiles=512, cluster=2, whole=True, own_tiles=2)
     >>> [course(product, [(0, free)], 10.0).end_ps for free in (132, 128, 124)]
@@ -68,12 +68,12 @@ def course(grid: Grid, openings: Sequence[Opening], round_ps: float) -> Course:
 
 @lru_cache(maxsize=4096)
 def rounds_alone(grid: Grid, sms: int) -> float:
-    """Rounds in which a kernel goes that gets so many SMs, and then those that its own blocks leave."""
+    """Rounds of a kernel that gets a number of SMs and later only those that its own blocks free."""
     return course(grid, [(0, sms)], 1.0).end_ps
 
 
 def _busy(grid: Grid, turn: TileRounds, owned: tuple[int, int]) -> int:
-    """Blocks that have a tile in the last round of those that started together."""
+    """Blocks with a tile in the last round, of those that started together."""
     first, rounds = owned
     slots = int(turn.slots)
     if turn.fetched or not rounds:
@@ -84,7 +84,7 @@ def _busy(grid: Grid, turn: TileRounds, owned: tuple[int, int]) -> int:
 def exits_of(
     openings: Sequence[Opening], stints: Sequence[tuple[float, int]], round_ps: float
 ) -> Iterator[tuple[float, int]]:
-    """SMs that blocks leave, when: a round before the end those without a tile in the last round."""
+    """How many SMs blocks free and when: those without a tile in the last round one round before the end."""
     for (_, slots), (end_ps, busy) in zip(openings, stints, strict=False):
         if busy < slots:
             yield end_ps - round_ps, slots - busy
@@ -92,7 +92,7 @@ def exits_of(
 
 
 def _rest_ps(grid: Grid, exits: Sequence[tuple[float, int]], first: int, round_ps: float) -> float:
-    """When blocks that have found no SM end, if they get what those of the same kernel leave and no other."""
+    """When blocks without an SM end if they start only on SMs that blocks of the same kernel free."""
     free = list(exits)
     heapify(free)
     found, end_ps = 0, 0.0

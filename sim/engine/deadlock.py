@@ -1,4 +1,4 @@
-"""The words for a run in which nothing can go on."""
+"""The error message of a deadlocked run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from sim.engine.time import WholeTime
 
 
 class Due(Moment):
-    """An armed moment of some flows. Void ones stay in SimPy's queue and are ignored when they surface."""
+    """The scheduled end of some flows; one that was rescheduled stays in SimPy's queue and is ignored later."""
 
     def __init__(self, env: WholeTime, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
         self.flows = flows
@@ -33,7 +33,7 @@ class Due(Moment):
 
 
 class Lead(Moment):
-    """The time that kernels give others before they ask: those that wait until one moment."""
+    """A delay before kernels request SMs, shared by the kernels that request them at the same time."""
 
     def __init__(self, env: WholeTime, delay: int, callback: Callable[[Any], None]) -> None:
         self.ops: list[int] = []
@@ -41,7 +41,7 @@ class Lead(Moment):
 
 
 class Tick(Moment):
-    """A governor's pause: wakes after requests and releases of its instant, before what is decided on them."""
+    """A governor's timeout: it fires after the requests and releases of its instant and before their arbitration."""
 
     def __init__(self, env: WholeTime, delay: int) -> None:
         super().__init__(env, [], GOVERNOR, delay)
@@ -78,7 +78,7 @@ class Engine:
         self._leads_ps, self._op_class, self._submit = core.lead_ps, core.graph.op_class, core.submit
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
-        self._ready: set[int] = set()  # kernels whose turn has come before their predecessors have ended
+        self._ready: set[int] = set()  # next of their streams, with predecessors that still run
         self._leads: dict[int, Lead] = {}
         self._governor = governor
         self._update_pending = False
@@ -105,7 +105,7 @@ class Engine:
         gc.disable()  # nothing the loop makes is cyclic; collecting would cost 7 %
         try:
             if not env.run_out(core):
-                core.update(self._last_ps)  # names what is stuck
+                core.update(self._last_ps)  # raises the deadlock error
         finally:
             if collecting:
                 gc.enable()
@@ -134,7 +134,7 @@ class Engine:
             yield stream.launch(list(together))
 
     def _turn(self, op: int) -> None:
-        """A kernel's turn has come: it waits for its predecessors and its lead, then asks for what it runs on."""
+        """A kernel is the next of its stream: it waits for predecessors and its lead, then requests its resource."""
         if self.blocked.get(op):
             self._ready.add(op)
         elif lead := self._leads_ps[self._op_class[op]]:
@@ -143,7 +143,7 @@ class Engine:
             self._submit(op, self.env._now)
 
     def _hold(self, op: int, lead_ps: int) -> None:
-        """Have a kernel ask ``lead_ps`` from now."""
+        """Let a kernel request its resource ``lead_ps`` from now."""
         env = self.env
         due_ps = env._now + lead_ps
         lead = self._leads.get(due_ps)
@@ -159,7 +159,7 @@ class Engine:
         Due(self.env, flows, due_ps - self.env._now, self._on_due)
 
     def finished(self, op: int) -> None:
-        """Let the stream of ``op`` go on, and whoever waits for it."""
+        """Release the stream of ``op`` and the kernels that depend on it."""
         self._last_ps = self.env._now
         self.streams[self._queue_of[op]].end()
         if op in self._successors:

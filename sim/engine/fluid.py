@@ -1,8 +1,8 @@
-"""The arithmetic of sharing one GPU: clock, rates and power of a running set. No driver, no time.
+"""Clock, rates and power of the kernels that run together on one GPU, independent of driver and time.
 
 A running set is a tuple of ``(class, SMs, waiting, fill)``; its solution depends on nothing else but the power
-target, so it is memoised as one immutable :class:`GpuState`. ``fill``: tiles that a round of a kernel's blocks has over
-the mean of the kernel's rounds, by which its power goes.
+target, so it is memoised as one immutable :class:`GpuState`. ``fill``: tiles in the present round of a kernel over the
+mean of its rounds; its power is proportional to it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FluidModel:
         return self if rules == self.rules else FluidModel(self.gpu, self.classes, self.states, rules)
 
     def grid(self, class_id: int) -> Grid:
-        """What a pool of SMs has to know of a kernel class."""
+        """The grid of a kernel class, by which a pool grants SMs."""
         found = self._grids.get(class_id)
         if found is None:
             cls = self.classes[class_id]
@@ -74,7 +74,7 @@ class FluidModel:
         return found
 
     def thin(self, class_id: int, clock_hz: float, rounds: int) -> float:
-        """What the arithmetic of one of a kernel's ``rounds`` takes of it, at a clock."""
+        """The share of the time of one of a kernel's ``rounds`` that its arithmetic takes at a clock."""
         found = self._thin.get((class_id, clock_hz, rounds))
         if found is None:
             terms = self.classes[class_id].terms
@@ -124,7 +124,7 @@ class FluidModel:
         top = self._end(running, clock_cap_hz, caps)
         if top.power_w <= limit_w or not running:
             return top
-        if clock_cap_hz < gpu.max_clock_hz:  # what is too hot at two clocks comes down to the same one from both
+        if clock_cap_hz < gpu.max_clock_hz:  # over the limit at both clocks: the result is the same
             found = self._found(running, limit_w, gpu.max_clock_hz, caps)
             if found.clock_hz <= clock_cap_hz:
                 return found

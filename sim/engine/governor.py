@@ -3,8 +3,8 @@
 A fast limiter holds instantaneous power (the core keeps every running set at or below X <= fast limit). A middle
 one acts once a mean over some tens of milliseconds has passed its limit, and then drives power itself to the
 limit. A slow one watches a plain mean over about a second: while that is above the cap the middle limit drops by a
-fifth, then stands a little lower for a moment before it is whole again, so that a long load swings around the
-cap with a period of about a second. All figures come from the profile.
+fifth, then stays slightly reduced for a recovery time, so that the power of a long load oscillates around the cap
+with a period of about a second. All figures come from the profile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Loop:
     )  # fmt: skip
 
     def __init__(self, limits: ClockLimits) -> None:
-        self.mean_w: float | None = None  # unknown until the first tick says what came before
+        self.mean_w: float | None = None  # None before the first run
         self.target_w = limits.fast_limit_w
-        self.level = 1.0  # share of the middle limit that the slow limiter leaves
+        self.level = 1.0  # factor of the slow limiter on the middle limit
         self.recovering_s = 0.0
         self.window_sum_w = 0.0
         self.over_ticks = 0  # until no tick above the slow limit is left in the window
         self._see(limits)
-        # The window twice, one behind the other: whichever tick is the oldest, all lie in one piece from it on.
+        # The window is stored twice in a row, so that from the oldest tick on it is one contiguous slice.
         self._at, self._ticks = 0, 0
         self._twice_w = array("d", [0.0])
         self._view_w = np.frombuffer(self._twice_w)
@@ -59,7 +59,7 @@ class Loop:
         return self._view_w[self._at : self._at + self._ticks]
 
     def begin(self, idle_w: float) -> None:
-        """Before its first run the GPU had been idle for longer than any limiter remembers."""
+        """Initialise the limiters before the first run as after a long idle time."""
         if self.mean_w is None:
             self.mean_w = idle_w
             ticks = max(1, round(self.limits.slow_time_s / self.limits.tick_s))
@@ -70,11 +70,11 @@ class Loop:
             self.note(idle_w, 1)
 
     def note(self, power_w: float, ticks: int) -> None:
-        """``ticks`` at ``power_w`` have been seen."""
+        """Count ``ticks`` at ``power_w`` in ``over_ticks``."""
         self.over_ticks = self._ticks if power_w > self.limits.slow_limit_w else max(0, self.over_ticks - ticks)
 
     def limit(self, limits: ClockLimits) -> None:
-        """Other limits from now on."""
+        """Replace the limits."""
         self._see(limits)
         self.over_ticks = self._ticks if any(seen > limits.slow_limit_w for seen in self.seen_w) else 0
         self.target_w = min(self.target_w, limits.fast_limit_w)
@@ -92,7 +92,7 @@ class Loop:
         elif self.over_ticks:
             self.over_ticks -= 1
         level = self._level()
-        if level != self.level:  # the target is taken along, so that power follows at once
+        if level != self.level:  # the target is scaled too: power follows within a tick
             self.target_w *= level / self.level
             self.level = level
             return
@@ -110,11 +110,11 @@ class Loop:
 
     @property
     def is_resting(self) -> bool:
-        """True when no limiter holds the GPU back."""
+        """True when no limiter lowers the clock."""
         return self.target_w >= self.limits.fast_limit_w and self.level == 1.0 and self.recovering_s <= 0.0
 
     def is_steady(self, power_w: float) -> bool:
-        """True when any time at ``power_w`` leaves every limiter where it is: at rest, and below all limits."""
+        """True when no length of time at ``power_w`` changes a limiter: none is active, and all limits are above it."""
         limits = self.limits
         assert self.mean_w is not None
         return (
@@ -131,11 +131,11 @@ class Loop:
         return most_w <= (self.limits.slow_limit_w - power_w) * self._ticks
 
     def rest(self, power_w: float, ticks: int) -> None:
-        """``ticks`` steady ticks at ``power_w`` in one go."""
+        """Apply ``ticks`` ticks at ``power_w`` at once, none of which changes a limiter."""
         assert self.mean_w is not None
         self.mean_w += (power_w - self.mean_w) * -math.expm1(-ticks * self.limits.tick_s / self.limits.middle_time_s)
         at, whole, view_w = self._at, self._ticks, self._view_w
-        end = at + min(ticks, whole)  # of what is overwritten in the window that begins with the oldest tick,
+        end = at + min(ticks, whole)  # of the overwritten ticks, counted from the oldest one,
         if ticks < whole:
             self.window_sum_w += ticks * power_w - math.fsum(self._twice_w[at:end])
         else:
@@ -178,11 +178,11 @@ class Limiter:
 
     @property
     def tick_ps(self) -> int:
-        """Time between two looks at the power."""
+        """Time between two samples of the power."""
         return round(self.limits.tick_s * 1e12)
 
     def begin(self, idle_w: float) -> None:
-        """Before a run: limiters that have seen nothing yet saw idle GPUs."""
+        """Before a run: limiters without history start from idle GPUs."""
         for loop in self.loops:
             loop.begin(idle_w)
 
@@ -194,7 +194,7 @@ class Limiter:
         return self.targets_w()
 
     def end(self, since_j: Sequence[float], since_ps: int, length_ps: int) -> None:
-        """After a run: its last, unfinished tick is not looked at."""
+        """After a run: its last, unfinished tick is dropped."""
 
     def process(self, engine: Engine) -> Generator[Event, Any, None]:
         """Tick until the last kernel has ended; a tick never extends the run."""

@@ -27,10 +27,10 @@ class KernelClass:
     """One kind of kernel: its cost terms and how it queues.
 
     ``gap_s`` is the pause between the end of its predecessor on the stream and its own start; the engine
-    bills it at idle power and the recorder leaves it blank; ``joining_gap_s`` is that after a kernel of another stream,
-    where it is longer. ``lead_s`` passes before the kernel even asks for
-    SMs, so that others may take them first. ``clearing_s`` of a kernel's own time (its floor) passes before its blocks
-    start: where other streams run, they may take the SMs first. ``describe`` is shown in traces.
+    counts it at idle power and the recorder has no span for it; ``joining_gap_s`` is that after a kernel of another
+    stream, where it is longer. ``lead_s`` passes before the kernel requests SMs, so that others may get them first.
+    ``clearing_s`` of a kernel's own time (its floor) passes before its blocks start: other streams may get the SMs
+    first. ``describe`` is shown in traces.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a run leaves behind: plain columns, filled while it runs, read by the timeline."""
+"""Records of a run: columns that the engine appends to and the timeline reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recorder:
     idle_energy_j: list[float] = field(default_factory=list)  # of each GPU, as are all its joules:
     energy_j: list[float] = field(default_factory=list)
     states: list[GpuState] = field(default_factory=list)
-    # Collectives between nodes that are on their way, each time that changes: (class, bytes/s of a stream) of each.
+    # Collectives that cross nodes, at each change of the set: (class, bytes/s of a stream) of each.
     crossing_time_ps: list[int] = field(default_factory=list)
     crossing: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     end_ps: int = 0

@@ -1,8 +1,8 @@
-"""Kernels of recorded durations on the engine: the same streams, SMs, meetings and order of events, other paces.
+"""Kernels of recorded durations on the engine: streams, SMs and collectives as for priced kernels, without laws.
 
-A trace says how long each kernel lasted with its neighbours running, so that nothing slows it down here: it has no
-law, no share of bandwidth and no clock. What it still depends on are SMs: blocks that find none start late, and the
-kernel then goes through more rounds of tiles. Kernels without blocks hold nothing.
+A trace contains the duration of each kernel beside the kernels that ran with it, so that here it has no time law, no
+share of bandwidth and no clock. It still depends on SMs: blocks without one start late, and the kernel then takes more
+rounds of tiles. Kernels without blocks hold no SMs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HostCall:
     """A blocking call of the host of one GPU, in its order.
 
     It returns ``lag_ps`` after its ``ops`` have ended (at ``return_ps`` in the trace), at the earliest at ``call_ps``;
-    what the host does afterwards shifts with it.
+    later calls of the host shift with it.
     """
 
     call_ps: int
@@ -41,17 +41,16 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedKernels:
-    """What a trace says of each kernel of a graph; times in picoseconds.
+    """The trace's figures of each kernel of a graph; times in picoseconds.
 
     A kernel begins ``pause_ps`` after what it waits for, no earlier than the host has launched it: at ``launch_ps``,
     shifted with the blocking call before it, whose number is ``epoch`` (0: none). ``clearing_ps`` of its ``dur_ps``
     pass before its blocks ask for SMs. ``rounds`` of tiles are those in which it was measured; 0 where that is not
-    known: then it lasts as recorded, and in how many rounds follows. A collective that starts ``at_once`` finds SMs, as
-    the trace says; others wait for them. Kernels that are none take what is free. Where a kernel's ``rival`` is about
-    to ask for SMs (or the short kernel ``via`` before it on its stream runs), it asks right after it (-1: no rival),
-    or, where they start ``together``, right before.
-    ``tail`` is the share of a kernel's time, before its end, from which on others get its SMs (0: as its rounds say).
-    ``calls``: of the host of each GPU.
+    known: then it lasts as recorded, and the number of rounds follows. A collective that starts ``at_once`` had SMs in
+    the trace; others wait for them. Kernels that are no collectives start on free SMs. Where a kernel's ``rival`` is
+    about to request SMs (or the short kernel ``via`` before it on its stream runs), it requests them right after it
+    (-1: no rival), or, where they start ``together``, right before. ``tail`` is the share of a kernel's time, before
+    its end, from which on others get its SMs (0: by its rounds). ``calls``: of the host of each GPU.
     """
 
     dur_ps: Sequence[int]
@@ -69,7 +68,7 @@ class RecordedKernels:
 
 
 def bare_gpu(sms: int) -> GpuModel:
-    """A GPU that has nothing but SMs."""
+    """A GPU model without power, clock and memory: SMs only."""
     return GpuModel(
         sms=sms,
         max_clock_hz=1.0,
@@ -88,7 +87,7 @@ def _none(_clock_hz: float) -> float:
 
 
 class RecordedCore(Core):
-    """One run over kernels of recorded durations; starts, ends and rounds of each are what it leaves behind."""
+    """One run over kernels of recorded durations; it records the start, end and rounds of each."""
 
     def __init__(self, graph: KernelGraph, grids: Sequence[Grid], record: RecordedKernels, sms: int) -> None:
         model = FluidModel(bare_gpu(sms), graph.classes, [])
@@ -97,8 +96,8 @@ class RecordedCore(Core):
         self.record = record
         self.start_ps, self.end_ps = [-1] * graph.kernels, [-1] * graph.kernels
         self.rounds = [0.0] * graph.kernels
-        self._holds: dict[int, RecordedBlocks] = {}  # blocks of kernels that end when the trace says
-        self._arrived: dict[int, list[int]] = defaultdict(list)  # kernels of collectives that have not met yet
+        self._holds: dict[int, RecordedBlocks] = {}  # blocks of kernels that end at a recorded time
+        self._arrived: dict[int, list[int]] = defaultdict(list)  # kernels of collectives that wait for other ranks
 
     def start(self, driver: Driver) -> None:
         """Attach the driver."""
@@ -110,7 +109,7 @@ class RecordedCore(Core):
                 pool.rushed = True
 
     def submit(self, op: int, now_ps: int) -> None:
-        """The kernel's time has come: it runs, or asks for SMs first."""
+        """The kernel may start: it runs, or requests SMs first."""
         graph, record = self.graph, self.record
         grid = self._grids[graph.op_class[op]]
         if not grid.sms:
@@ -126,7 +125,7 @@ class RecordedCore(Core):
                 self._ask(op, record.dur_ps[op], now_ps)
 
     def cleared(self, event: Later) -> None:
-        """Blocks ask for SMs after the first part of their kernel."""
+        """Request SMs for the blocks, after the first part of their kernel."""
         now_ps = self.env.now
         self._ask(event.op, self.start_ps[event.op] + self.record.dur_ps[event.op] - now_ps, now_ps)
 
@@ -174,7 +173,7 @@ class RecordedCore(Core):
         return self.start_ps[op] + self.record.dur_ps[op]
 
     def left_sms(self, event: Left) -> None:
-        """Blocks give SMs back, unless others have changed when they do."""
+        """Blocks release SMs, unless other blocks have changed the time at which they do."""
         blocks, split = event.blocks, event.blocks.split
         if blocks.done or event.end_ps != blocks.end_ps:
             return
@@ -191,7 +190,7 @@ class RecordedCore(Core):
             self._complete_op(blocks.op)
 
     def ended(self, event: Later) -> None:
-        """A kernel has lasted as long as the trace says: all that it holds goes back."""
+        """A kernel has lasted as long as recorded: it releases all that it holds."""
         blocks = self._holds.pop(event.op, None)
         if blocks is not None:
             split = blocks.split
@@ -207,7 +206,7 @@ class RecordedCore(Core):
         self._complete_op(event.op)
 
     def _meet(self, op: int, now_ps: int) -> None:
-        """The kernel runs, if it is no collective that misses ranks."""
+        """Run the kernel, unless it is a collective that waits for ranks."""
         self.start_ps[op] = now_ps
         number = self.graph.op_collective[op]
         if number < 0:
@@ -225,10 +224,10 @@ class RecordedCore(Core):
         self._finished(op)
 
     def touch(self, gpu_index: int) -> None:
-        """Who holds which SMs changes no pace here."""
+        """Nothing to update: rates do not depend on the SMs held."""
 
     def update(self, now_ps: int) -> None:  # noqa: ARG002 - as every core's
-        """Called when nothing can go on."""
+        """Called on a deadlock."""
         arrived = {number: [self.graph.op_gpu[op] for op in ops] for number, ops in self._arrived.items()}
         raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
 

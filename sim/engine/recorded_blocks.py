@@ -1,4 +1,4 @@
-"""Blocks of kernels of recorded durations: their tiles, their requests for SMs, and the moments at which they end."""
+"""Blocks of kernels of recorded durations: their tiles, their requests for SMs, and when they end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sim.engine.time import WholeTime
 class Dealt(Split):
     """Tiles of a kernel of recorded duration, in rounds of equal time.
 
-    Where the rounds in which it was measured are not known, a round takes so long that the kernel lasts ``dur_ps`` on
-    the SMs that it has got so far.
+    Where the number of measured rounds is not known, the time of a round is such that the kernel lasts ``dur_ps`` on
+    the SMs that it holds at present.
     """
 
     __slots__ = ("dur_ps", "exit_ps", "grid", "known", "openings", "round_ps", "since_ps", "started")
@@ -35,10 +35,10 @@ class Dealt(Split):
         self.round_ps = dur_ps / usual_rounds if self.known else 0.0
         self.openings: list[Opening] = []
         self.started: list[RecordedBlocks] = []
-        self.exit_ps = math.inf  # when the first blocks leave
+        self.exit_ps = math.inf  # when the first blocks end
 
     def join(self, part: BlockRequest, now_ps: int) -> None:
-        """Blocks start: from now on they do their share of the tiles."""
+        """Blocks start: from now on they process their share of the tiles."""
         assert isinstance(part, RecordedBlocks)
         slots = int(part.sms)
         if not self.own and now_ps >= self.exit_ps:
@@ -60,7 +60,7 @@ class Dealt(Split):
 
     @property
     def last_ps(self) -> int:
-        """When the kernel ends, as far as is known."""
+        """When the kernel ends with the blocks that have started."""
         return max(one.end_ps for one in self.started) if self.known else self.since_ps + self.dur_ps
 
     def _round_ps(self) -> float:
@@ -71,7 +71,7 @@ class Dealt(Split):
         most, end_ps = max(1, -(-self.grid.tiles // openings[0][1])), self.since_ps + dur_ps
         step_ps = max(1, dur_ps // (1000 * most))
         if abs(course(self.grid, openings, self.round_ps).end_ps - end_ps) < step_ps:
-            return self.round_ps  # these blocks start when it was expected
+            return self.round_ps  # these blocks start as in the last estimate
         times_ps = range(dur_ps // (most + self.own), dur_ps + step_ps, step_ps)
         at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
         return float(times_ps[min(at, len(times_ps) - 1)])
@@ -98,14 +98,14 @@ class RecordedBlocks(Blocks):
         return RecordedBlocks(self.when_granted, self.resource, self.grid, key, wanted, at_once=False)
 
     def withdraw(self) -> None:
-        """The kernel has ended: its blocks ask for no SMs any more."""
+        """The kernel has ended: withdraw the requests of its blocks."""
         queue = self.resource.put_queue
         for late in [one for one in queue if one.split is self.split]:
             queue.remove(late)
 
 
 class Later(Moment):
-    """Something happens to a kernel after ``delay``: its counter is cleared, or it ends as the trace says."""
+    """An event of a kernel after ``delay``: its counter is cleared, or it ends as recorded."""
 
     def __init__(self, env: WholeTime, then: Callable[[Any], None], op: int, delay: int) -> None:
         self.op = op

@@ -1,4 +1,4 @@
-"""The SimPy driver of recorded kernels: what the host launches when, its blocking calls, and recorded pauses."""
+"""The SimPy driver of recorded kernels: launch times of the host, its blocking calls, and recorded pauses."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ NEVER_PS = -(1 << 80)  # the end of work that nothing waits for
 
 
 class RecordedEngine(Engine):
-    """Runs a :class:`RecordedCore`: kernels begin when the host, what they wait for and their pause let them."""
+    """Runs a :class:`RecordedCore`: kernels start once launched, after their dependencies and their pause."""
 
     def __init__(self, core: RecordedCore) -> None:
         super().__init__(core)
         graph = core.graph
         self._record = core.record
-        self._free_ps = [NEVER_PS] * len(graph.queue_ops)  # since when each stream has nothing to do
-        self._waited_ps: dict[int, int] = {}  # kernels that wait across streams: since when they need not
+        self._free_ps = [NEVER_PS] * len(graph.queue_ops)  # since when each stream has been idle
+        self._waited_ps: dict[int, int] = {}  # kernels with dependencies on other streams: when these ended
         self._shift_ps = [
             [0] for _ in core.gpus
-        ]  # after so many blocking calls, the host is later than in the trace by
+        ]  # delay of the host against the trace after each number of blocking calls
         self._calls: list[dict[int, list[tuple[Stream, list[int]]]]] = [defaultdict(list) for _ in core.gpus]
         self._starts, self._ends = core.start_ps, core.end_ps
-        self._coming_ps: dict[int, int] = {}  # when kernels whose turn has come begin
-        self._behind: dict[int, list[int]] = defaultdict(list)  # kernels that ask for SMs right after another
+        self._coming_ps: dict[int, int] = {}  # start times of kernels that are the next of their streams
+        self._behind: dict[int, list[int]] = defaultdict(list)  # kernels that request SMs right after another one
         self._awaited: dict[int, Event] = {}  # ends that a blocking call waits for
 
     def _launch(self, stream: Stream, kernels: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class RecordedEngine(Engine):
                 stream.launch(ops)
 
     def _turn(self, op: int) -> None:
-        """A kernel's turn has come: it waits for its predecessors, the host and its pause, then it begins."""
+        """A kernel is the next of its stream: it waits for its predecessors, the host and its pause, then it starts."""
         if self.blocked.get(op):
             self._ready.add(op)
             return
@@ -100,7 +100,7 @@ class RecordedEngine(Engine):
             self._ask(op)
 
     def _ask(self, op: int) -> None:
-        """A kernel asks for what it runs on, right after its rival if that is about to, or right before it."""
+        """Request a kernel's SMs; if its rival is about to request them, right after it, or right before."""
         record, env = self._record, self.env
         rival = record.rival[op]
         if rival >= 0 and self._is_near(rival, record.via[op]):
@@ -124,7 +124,7 @@ class RecordedEngine(Engine):
             self._hold(other, 1)
 
     def _is_near(self, op: int, via: int) -> bool:
-        """Whether a kernel is about to ask for SMs, once ``via`` has ended, if there is such a one."""
+        """Whether a kernel is about to request SMs, given that ``via``, if any, has ended."""
         soon_ps = self.env.now + NEAR_PS
         if self._coming_ps.get(op, soon_ps) < soon_ps:
             return True
@@ -133,7 +133,7 @@ class RecordedEngine(Engine):
         return self._starts[via] >= 0 or self._coming_ps.get(via, soon_ps) < soon_ps
 
     def finished(self, op: int) -> None:
-        """Let the stream of ``op`` go on, and whoever waits for it."""
+        """Release the stream of ``op`` and the kernels that depend on it."""
         graph, now_ps = self.core.graph, self.env.now
         self._free_ps[graph.op_queue[op]] = now_ps
         for successor in graph.successors.get(op, ()):

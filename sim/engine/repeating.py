@@ -1,11 +1,11 @@
-"""The limiters of work that repeats without end, in its periodic state.
+"""The power limiters of work that repeats without end, in its periodic state.
 
-The fast limit and the middle limiter act as :class:`sim.engine.governor.Limiter` has them act, but a repetition is cut
-into a whole number of ticks, so that equal repetitions meet equal ticks. The slow limiter is not followed through its
-dips, which need not meet a repetition twice at the same place: what they come to over many windows is a clock that no
-kernel passes (:class:`sim.engine.running.HeldClock`); :mod:`sim.run.periodic` looks for the one at which the mean power
-is within the slow limit. In a repetition longer than the slow limiter's window some windows are hotter than that mean:
-while they are above the limit the middle limit falls, and rises again after them, as the dips have it on average.
+The fast limit and the middle limiter act as in :class:`sim.engine.governor.Limiter`, but a repetition is divided into a
+whole number of ticks, so that equal repetitions have equal ticks. The dips of the slow limiter are not simulated one by
+one, because their phase against the repetition varies: their mean effect over many windows is an upper bound on the
+clock (:class:`sim.engine.running.HeldClock`), and :mod:`sim.run.periodic` searches for the one at which the mean power
+is within the slow limit. In a repetition longer than the slow limiter's window some windows have a higher mean: while
+they are above the limit the middle limit falls, and rises again after them, by the dips' average.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import TARGET_STEP_W
 from sim.engine.running import HeldClock
 
-# Ticks of a short repetition at least: its stretches of different power must be distinguished.
+# Least ticks of a repetition: they must resolve its stretches of different power.
 LEAST_TICKS = 12
-# Looks of the slow limiter in its window.
+# Samples of the slow limiter in its window.
 WINDOW_LOOKS = 16
 
 
@@ -33,7 +33,7 @@ class SteadyLoop:
     clock_hz: float
     mean_w: float  # of the middle limiter
     target_w: float  # instantaneous power
-    level: float = 1.0  # share of the middle limit that hot windows leave
+    level: float = 1.0  # factor on the middle limit after windows above the slow limit
     seen_w: deque[float] = field(default_factory=deque)  # mean power of the window's ticks, where it is followed
 
 
@@ -53,7 +53,7 @@ class SteadyLimiter:
         self._cut(length_s)
 
     def _cut(self, length_s: float) -> None:
-        """Ticks of the next repetition, and how many of them are a window; as many as there are: none is followed."""
+        """Ticks of the next repetition, and of a window; equal numbers: windows are not simulated."""
         self.tick_ps = max(1, round(length_s * 1e12 / self.ticks))
         window = round(self.limits.slow_time_s * 1e12 / self.tick_ps)
         for loop in self.loops:
@@ -68,11 +68,11 @@ class SteadyLimiter:
                 loop.seen_w.popleft()
 
     def begin(self, _idle_w: float) -> None:
-        """Before a repetition: nothing was idle."""
+        """Before a repetition: nothing to initialise, since no GPU was idle."""
         self.ticked = 0
 
     def targets(self) -> list[HeldClock]:
-        """Where each GPU is held now."""
+        """The power and clock bounds of each GPU."""
         return [HeldClock(loop.clock_hz, self._power_w(loop)) for loop in self.loops]
 
     def _power_w(self, loop: SteadyLoop) -> float:
@@ -81,7 +81,7 @@ class SteadyLimiter:
         return math.floor(loop.target_w / TARGET_STEP_W) * TARGET_STEP_W
 
     def step(self, energy_j: Sequence[float]) -> list[HeldClock]:
-        """One tick, after which the GPUs used ``energy_j`` since the last one; returns where each is held then."""
+        """One tick, after which the GPUs used ``energy_j`` since the last one; returns the new bounds of each."""
         self._step([joules / (self.tick_ps * 1e-12) for joules in energy_j])
         return self.targets()
 
@@ -100,13 +100,13 @@ class SteadyLimiter:
                 self._look(loop)
 
     def _look(self, loop: SteadyLoop) -> None:
-        """The slow limiter's window: it takes about its own length to make up for what was too much."""
+        """Update the slow limiter's window; an excess is compensated over about the window's length."""
         ticks, window = max(1, len(loop.seen_w) // WINDOW_LOOKS), len(loop.seen_w)
         if self.ticked % ticks:
             return
         over = math.fsum(loop.seen_w) / window / self.limits.slow_limit_w - 1.0
         level = min(max(loop.level - over * ticks / window, self.limits.dip_ratio), 1.0)
-        if loop.target_w < self.limits.fast_limit_w:  # taken along, so that power follows at once
+        if loop.target_w < self.limits.fast_limit_w:  # scaled too: power follows within a tick
             loop.target_w *= level / loop.level
         loop.level = level
 
@@ -117,18 +117,18 @@ class SteadyLimiter:
         self._cut(length_ps * 1e-12)
 
     def of(self, loops: Sequence[SteadyLoop]) -> SteadyLimiter:
-        """These limiters, with ``loops`` in the place of their own: of GPUs that are alike."""
+        """These limiters with other ``loops``, those of equal GPUs of another layout."""
         other = copy.copy(self)
         other.loops = [copy.deepcopy(loop) for loop in loops]
         return other
 
     def hold(self, clock_hz: Sequence[float]) -> None:
-        """Other clocks that no kernel passes."""
+        """Set other upper bounds on the clocks."""
         for hz, loop in zip(clock_hz, self.loops, strict=True):
             loop.clock_hz = hz
 
     def halve(self, before: SteadyLimiter) -> None:
-        """Half-way between here and ``before`` the last repetition: what repetitions swing about."""
+        """Go half-way back to the state ``before`` the last repetition: damps an oscillation between repetitions."""
         for loop, other in zip(self.loops, before.loops, strict=True):
             loop.mean_w = 0.5 * (loop.mean_w + other.mean_w)
             loop.target_w = 0.5 * (loop.target_w + other.target_w)

@@ -1,6 +1,6 @@
-"""Kernels that run together on one GPU at a given clock: their rates, what they draw, how they share its memory.
+"""Kernels that run together on one GPU at a given clock: their rates, their power, how they share its memory.
 
-What does not depend on the clock is worked out once (:class:`RunningSet`); the solver asks for several clocks.
+What does not depend on the clock is computed once (:class:`RunningSet`); the solver asks for several clocks.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ class GpuModel:
 
 
 class HeldClock(NamedTuple):
-    """Where settled limiters hold a GPU: at one clock, whatever runs, but never above the fast limit's power.
+    """The clock at which the slow limiters hold a GPU in the steady state, whatever runs, below the fast limit's power.
 
-    In a profiler trace of a capped step (records/h100-sxm-80gb/traces, Llama-3-70B, 3000 tokens) kernels that draw
-    little are slow with the others: RoPE takes 145 us, 131 by its law at the maximum clock, and attention 349, 319 if
-    each kernel had a clock of its own under the slow limit; products take 7 % less than they would then.
+    Measured: docs/laws.md, "One clock in the steady state".
     """
 
     clock_hz: float
     power_w: float
 
 
-Target = float | HeldClock  # instantaneous power (W) that the clock yields to, or where settled limiters hold it
+Target = float | HeldClock  # limit on instantaneous power (W), or the clock of the steady state
 
 
 def bounds(target: Target, max_clock_hz: float) -> tuple[float, float]:
@@ -72,7 +70,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(gpu: GpuModel) -> Rules:
-    """The rules of a GPU as it is sold."""
+    """The rules of a GPU with its own memory and port."""
     hbm = HbmShares(bytes_per_s=gpu.hbm_bytes_per_s, mixed_share=gpu.mixed_hbm_share)
     return Rules(hbm=hbm, link=LinkShares(bytes_per_s=gpu.link_bytes_per_s))
 
@@ -196,7 +194,7 @@ class RunningSet:
         )
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:
-        """Slow kernels of arithmetic down whose loads wait in the memory's queues behind the others' bytes."""
+        """Lower the rates of compute-bound kernels whose loads queue in the memory behind the others'."""
         # The way through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
         scale = clock_hz / self._gpu.reference_clock_hz
         loads = []

@@ -1,4 +1,4 @@
-"""What a run keeps while it lasts: flows, each rank's part of them, GPUs; and what it asks of a driver."""
+"""State of a run: flows, each rank's part of them, GPUs; and the interface of a driver."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 
 
 class Driver(Protocol):
-    """What the core asks of whoever keeps the clock."""
+    """The interface of the driver that schedules events for the core."""
 
     def arm(self, flows: list[Flow], due_ps: int) -> None:
-        """Call ``core.due(flows, now)`` at ``due_ps``; earlier arms of these flows are void."""
+        """Call ``core.due(flows, now)`` at ``due_ps``; earlier schedules of these flows are dropped."""
 
     def finished(self, op: int) -> None:
-        """The kernel is done: its queue may go on, its successors lose one predecessor."""
+        """The kernel has ended: release its stream and its successors."""
 
     def request_update(self) -> None:
         """Call ``core.update(now)`` at the end of this instant."""
 
 
 class Flow:
-    """A running kernel: one progress shared by every rank that takes part."""
+    """A running kernel: one progress, shared by all its ranks."""
 
     __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "updated_ps")
 
@@ -83,7 +83,7 @@ class Entry(Blocks):
         self.held = self.sms = self.energy_j = 0.0
         self.fill = 1.0
         self.start_ps = self.tail_due = -1
-        self.crossed: Queues = ()  # where it stands while it runs
+        self.crossed: Queues = ()  # the queues that it is in while it runs
         self.split: Split | None = None
         self.part = WHOLE
         self._ok, self._value = True, PENDING
@@ -104,7 +104,7 @@ class Entry(Blocks):
         return self
 
     def thin(self, rounds: int) -> float:
-        """What the arithmetic of a round takes of it."""
+        """The share of a round's time that its arithmetic takes."""
         return self.gpu.model.thin(self.class_id, self.gpu.clock_cap_hz, rounds)
 
     def late(self, wanted: float) -> Entry:

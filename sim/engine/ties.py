@@ -1,4 +1,4 @@
-"""What running collectives tie together: which GPUs are solved at once, and at which pace their members go."""
+"""GPUs coupled by running collectives: which are solved together, and the common rate of a collective's members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.errors import LivelockError
 
 
 def tied_together(gpus: Sequence[Gpu], dirty: Iterable[int]) -> set[int]:
-    """The ``dirty`` GPUs and all that running collectives tie to them."""
+    """The ``dirty`` GPUs and all that running collectives couple to them."""
     group = set(dirty)
     queue = list(group)
     while queue:
@@ -28,10 +28,10 @@ def tied_together(gpus: Sequence[Gpu], dirty: Iterable[int]) -> set[int]:
 def common_paces(
     solved: list[tuple[Gpu, GpuState]], tied: set[Flow], between: Between | None = None
 ) -> dict[Flow, float]:
-    """A collective goes at its slowest member's pace, and as the network ``between`` nodes lets it.
+    """Set the rate of each collective to its slowest member's, at most what the network ``between`` nodes allows.
 
-    What that frees, its neighbours get.
-    Replaces states in ``solved``; paces only fall from round to round, so it ends.
+    Kernels beside it get the bandwidth that this frees.
+    Replaces states in ``solved``; rates only fall from round to round, so that it ends.
     """
     bound = dict.fromkeys(tied, math.inf)
     for _ in range(8 * len(solved)):

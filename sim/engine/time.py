@@ -28,7 +28,7 @@ class WholeTime(Environment):
 
     @property
     def now(self) -> int:
-        """The present."""
+        """The present time."""
         return self._now
 
     def run_out(self, work: Unfinished) -> bool:

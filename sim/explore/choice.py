@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from inputs.suggest import nearest
 from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore.conditions import Condition
@@ -83,9 +84,7 @@ def objectives_of(names: str, table: pd.DataFrame) -> list[Objective]:
     for name in names.split(","):
         objective = OBJECTIVES.get(name.strip())
         if objective is None:
-            near = difflib.get_close_matches(name, OBJECTIVES, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(OBJECTIVES)}"
-            raise SimError(f"unknown objective '{name}': {hint}")
+            raise SimError(f"unknown objective '{name}': {nearest(name, OBJECTIVES)}")
         if objective.column not in table.columns:
             flags = {"carbon": "--carbon-g-per-kwh", "cost": "--price-per-kwh or --price-per-gpu-hour"}
             raise SimError(f"objective '{name}' needs {flags.get(name, f'the column {objective.column}')}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, InvalidExpression
 
+from inputs.suggest import nearest
 from inputs.texts import expression_tree, truncated
 from sim.errors import SimError
 
@@ -49,11 +49,7 @@ class Condition:
             raise SimError(f"condition '{truncated(text, 100)}': nested more than {DEPTH_LIMIT} deep: split it in two")
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(FUNCTIONS)
         for name in sorted(names - set(known)):
-            near = difflib.get_close_matches(name, known, n=1)
-            raise SimError(
-                f"condition '{text}': unknown column '{name}': "
-                + (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}")
-            )
+            raise SimError(f"condition '{text}': unknown column '{name}': {nearest(name, sorted(known))}")
         return cls(text=text.strip(), names=frozenset(names))
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hardware.profile import Profile
-from hardware.uncertainty import drawn
+from hardware.uncertainty import drawn_profiles
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.scenario.machine import machine_with
@@ -63,7 +63,7 @@ def intervals(run: Timeline, *, draws: int = DRAWS, seed: int = SEED) -> Interva
     logs = np.array(
         [
             np.log(np.array(_sums(parts, profile)) / (latency_s, energy_j))
-            for profile in drawn(run.machine.profile, gpus=run.gpus, count=draws, seed=seed, known_chips=known)
+            for profile in drawn_profiles(run.machine.profile, gpus=run.gpus, count=draws, seed=seed, known_chips=known)
         ]
     )
     middle, reach = logs.mean(axis=0), REACH * logs.std(axis=0, ddof=1)

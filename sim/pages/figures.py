@@ -52,15 +52,15 @@ def over_time(run: Timeline, bins: Binned, shown: Sequence[int]) -> go.Figure:
             label = {"name": name, "legendgroup": name, "row": row, "col": 1, "mode": "lines"}
             steps = {"width": 1, "color": colour, "shape": "hv"}
             figure.add_scatter(
-                x=short(time), y=short(held(values)), line=steps, opacity=0.45, showlegend=False,
+                x=float32(time), y=float32(at_bin_edges(values)), line=steps, opacity=0.45, showlegend=False,
                 hovertemplate=f"%{{y:.5~g}} {('W', 'MHz')[row - 1]}", **label,
             )  # fmt: skip
             figure.add_scatter(
-                x=short(time), y=short(moving_mean(values)), hoverinfo="skip",
+                x=float32(time), y=float32(moving_mean(values)), hoverinfo="skip",
                 line={"width": 2.4, "color": colour}, showlegend=row == 1, **label,
             )  # fmt: skip
         figure.add_scatter(
-            x=short(time), y=short(joules), name=name, legendgroup=name, showlegend=False,
+            x=float32(time), y=float32(joules), name=name, legendgroup=name, showlegend=False,
             line={"width": 2, "color": colour}, mode="lines", hovertemplate="%{y:.5~g} J", row=3, col=1,
         )  # fmt: skip
     cap_w = run.machine.limits.cap_w
@@ -92,8 +92,8 @@ def by_class_over_time(run: Timeline, bins: Binned) -> go.Figure:
         if not watts.any():
             continue
         figure.add_scatter(
-            x=short(bins.edges_s * scale),
-            y=short(moving_mean(watts) if many else held(watts)),
+            x=float32(bins.edges_s * scale),
+            y=float32(moving_mean(watts) if many else at_bin_edges(watts)),
             name=family,
             mode="lines",
             stackgroup="power",
@@ -199,8 +199,8 @@ def roofline_traces(run: Timeline, sums: Sequence[KernelSum]) -> list[dict[str, 
         traces.append(
             {
                 "type": "scatter",
-                "x": short(x),
-                "y": short(np.minimum(roof.flops_per_s, x * roof.bytes_per_s) * 1e-12),
+                "x": float32(x),
+                "y": float32(np.minimum(roof.flops_per_s, x * roof.bytes_per_s) * 1e-12),
                 "name": roof.label,
                 "mode": "lines",
                 "line": {"width": 1.4, "color": MUTED, "dash": "dot" if roof.dotted else "solid"},
@@ -292,11 +292,11 @@ def _colour(family: str) -> str:
     return COLOURS.get(family, "#8b6cd9")
 
 
-def held(values: Any) -> Any:
+def at_bin_edges(values: Any) -> Any:
     """Values of bins at their edges: each holds to the next one, the last to the end."""
     return np.append(values, values[-1])
 
 
-def short(values: Any) -> Any:
+def float32(values: Any) -> Any:
     """Single precision: seven digits are more than a screen shows, in half the bytes."""
     return np.asarray(values, dtype=np.float32)

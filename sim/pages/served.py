@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from sim.explore.choice import command_of
 from sim.output.files import write_atomically
 from sim.pages import basis
-from sim.pages.figures import LINES, MAX_LINES, MUTED, bar, held, short
+from sim.pages.figures import LINES, MAX_LINES, MUTED, at_bin_edges, bar, float32
 from sim.pages.page import Page, Section, TextTable, html
 from sim.pages.sums import mean_rates
 from sim.result.report import duration
@@ -132,7 +132,7 @@ def _over_time(run: ServeResult, replicas: Sequence[tuple[int, int]]) -> go.Figu
         for number, (column, _, unit, scale) in enumerate(rows, start=1):
             means = mean_rates(start, end, mine[column].to_numpy(dtype=float) * scale, edges)
             figure.add_scatter(
-                x=short(edges), y=short(held(means)), name=name, legendgroup=name,
+                x=float32(edges), y=float32(at_bin_edges(means)), name=name, legendgroup=name,
                 showlegend=number == 1 and len(replicas) > 1, mode="lines", row=number, col=1,
                 line={"width": 1.6, "color": colour, "shape": "hv"}, hovertemplate=f"%{{y:.4~g}} {unit}",
             )  # fmt: skip
@@ -158,7 +158,7 @@ def _distribution(run: ServeResult) -> go.Figure:
         if values.empty:
             continue
         figure.add_scatter(
-            x=short(np.quantile(values, share) * 1e3), y=short(share * 100), name=label, mode="lines",
+            x=float32(np.quantile(values, share) * 1e3), y=float32(share * 100), name=label, mode="lines",
             line={"width": 2, "color": colour},
             hovertemplate=f"%{{y:.4~g}} % within %{{x:.4~g}} ms<extra>{label}</extra>",
         )  # fmt: skip
@@ -178,7 +178,7 @@ def _distribution(run: ServeResult) -> go.Figure:
 def _by_arrival(table: pd.DataFrame) -> go.Figure:
     figure = go.Figure()
     figure.add_scatter(
-        x=short(table["arrival_s"]), y=short(table["ttft_s"] * 1e3), mode="markers", name="a request",
+        x=float32(table["arrival_s"]), y=float32(table["ttft_s"] * 1e3), mode="markers", name="a request",
         marker={"size": 4, "opacity": 0.6, "color": LINES[0]}, hovertemplate="%{y:.4~g} ms<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(title="arrival, s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from inputs.suggest import nearest
 from sim.errors import SimError
 from sim.replay.run import HostWait, ReplayRows
 from traces.classify import COMMUNICATION, Classes
@@ -84,8 +84,7 @@ def changed(
     present = [label for i, label in enumerate(classes.labels) if (classes.index == i).any()]
     for cls, factor in changes.faster.items():
         if cls not in present:
-            near = difflib.get_close_matches(cls, present, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it holds: {', '.join(present)}"
+            hint = nearest(cls, present, f"it holds: {', '.join(present)}")
             raise ReplayError(f"faster = {cls}={factor:g}: no such class in the trace: {hint}")
         dur_ns[classes.is_class(cls)] /= factor
     load = replace(load, dur_ns=np.rint(dur_ns).astype(np.int64))

@@ -279,7 +279,7 @@ def unpriced(rows: int) -> Priced:
     )  # fmt: skip
 
 
-def slowdown(now: Priced, before: Priced, toward: Toward) -> Floats:
+def relative_times(now: Priced, before: Priced, toward: Toward) -> Floats:
     """How many times as long each row takes at prices ``now`` as at those ``before``; 1 where no law tells.
 
     Of rows whose bound is unknown, the middle (in ratio) of what a copy and a product would take, or the least or most.

@@ -17,7 +17,7 @@ from sim.replay.changes import Changes, ReplayError, beside_products, changed
 from sim.replay.chunks import chains_of, split, split_jobs, split_load
 from sim.replay.energy import energy_j
 from sim.replay.own import STEP, PowerCorrection, RunConditions, idle_j_of
-from sim.replay.price import Jobs, Priced, Toward, launched_of, priced, slowdown, unpriced, with_ctas
+from sim.replay.price import Jobs, Priced, Toward, launched_of, priced, relative_times, unpriced, with_ctas
 from sim.replay.run import HostWait, ReplayRows, Times, replay
 from sim.run.steady import held_clocks
 from sim.scenario.machine import Machine, Policy, machine
@@ -209,7 +209,7 @@ class ReplaySetup:
             if changes.launch == "graph":  # ranks are launched together: none waits for one that the trace lacks
                 waited = self.lonely & (dur_ns > self.base.time_s * 1e9)
                 dur_ns[waited], beside[waited] = self.base.time_s[waited] * 1e9, 0.0
-            factor = slowdown(prices, self.base, self.toward)
+            factor = relative_times(prices, self.base, self.toward)
             load = replace(load, dur_ns=np.rint(dur_ns * factor).astype(np.int64))
         gpu = target.gpu if target is not None else load_gpu(BASE_GPU)
         pause_ns = graph_pause_ns(gpu)

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import workloads
-from sim.result.status import Standing, beyond, card_status, measured_kind, standing_of_laws
+from sim.result.status import Standing, card_status, measured_kind, standing_of_laws, unmeasured_sizes
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
@@ -137,7 +137,7 @@ def standing_served(
         return replace(
             laws,
             card=card_status(group, target, measured=True),
-            extrapolated=(*laws.extrapolated, *beyond(asked, known.kind)),
+            extrapolated=(*laws.extrapolated, *unmeasured_sizes(asked, known.kind)),
             expected_error=known.words(),
         )
     decode, missing = measured_kind(kind_of(group, target.gpu.id))

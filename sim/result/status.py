@@ -147,7 +147,7 @@ def standing(
     asked = kind_of(scenario, target.gpu.id)
     known, missing = measured_kind(asked)
     unchecked += missing
-    extrapolated = [] if known is None else beyond(asked, known.kind)
+    extrapolated = [] if known is None else unmeasured_sizes(asked, known.kind)
     extrapolated += _policy(scenario, target, known)
     reach = positions(scenario)
     if reach is not None and reach["beyond"]:
@@ -180,7 +180,7 @@ def standing_of_kind(asked: Kind, target: Machine) -> Standing:
     """What a run rests on that is no scenario (a ring of attention alone)."""
     known, missing = measured_kind(asked)
     unchecked = _of_machine(target) + missing
-    extrapolated = [] if known is None else beyond(asked, known.kind)
+    extrapolated = [] if known is None else unmeasured_sizes(asked, known.kind)
     return Standing(
         card=target.profile.status,
         unchecked=tuple(unchecked),
@@ -235,7 +235,7 @@ def measured_kind(asked: Kind) -> tuple[Checked | None, list[str]]:
     return rows[0], []
 
 
-def beyond(asked: Kind, measured: Kind) -> list[str]:
+def unmeasured_sizes(asked: Kind, measured: Kind) -> list[str]:
     """Sizes that leave the measured range."""
     found = []
     for name, (value, _) in asked.sizes.items():

@@ -107,7 +107,8 @@ def to_trace(run: Run, *, only_gpu: int | None = None) -> Trace:
     segment = np.asarray(graph.op_segment)[op]
     # Transfers between stages run beside the layers of their rank: they have lanes of their own.
     inside = ~np.isin(segment, list(graph.asynchronous_segments))
-    outer_spans = _enclosing(run, segment[inside], gpu_of[inside], start[inside], end[inside], outer, kinds)
+    ran = _Kernels(segment=segment[inside], gpu=gpu_of[inside], start_ps=start[inside], end_ps=end[inside])
+    outer_spans = _enclosing(run, ran, outer, kinds)
     spans = Spans(
         lane=np.concatenate([lane_table[queue], outer_spans.lane]),
         kind=np.concatenate([kind, outer_spans.kind]),
@@ -175,9 +176,17 @@ def _kernel_kinds(run: Run, cls: Any, stream: Any) -> tuple[list[SpanKind], Any]
     return kinds, index.reshape(-1)
 
 
-def _enclosing(
-    run: Run, segment: Any, gpu: Any, start: Any, end: Any, outer: dict[tuple[int, int], int], kinds: list[SpanKind]
-) -> Spans:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernels:
+    """Columns of kernels that ran."""
+
+    segment: Any
+    gpu: Any
+    start_ps: Any
+    end_ps: Any
+
+
+def _enclosing(run: Run, ran: _Kernels, outer: dict[tuple[int, int], int], kinds: list[SpanKind]) -> Spans:
     """Layer and phase slices around the kernels of each GPU."""
     segments = run.graph.segments
     phase_names = list(dict.fromkeys(s[0] for s in segments))
@@ -187,17 +196,17 @@ def _enclosing(
     begins: list[int] = []
     ends: list[int] = []
     for tid, group, labels in (
-        (LAYER_LANE, segment, [f"{s[1]} {s[2]}" for s in segments]),
-        (PHASE_LANE, phase_of[segment], phase_names),
+        (LAYER_LANE, ran.segment, [f"{s[1]} {s[2]}" for s in segments]),
+        (PHASE_LANE, phase_of[ran.segment], phase_names),
     ):
         kind_of: dict[int, int] = {}
-        for rank in np.unique(gpu).tolist():
-            mine = gpu == rank
+        for rank in np.unique(ran.gpu).tolist():
+            mine = ran.gpu == rank
             ids, where = np.unique(group[mine], return_inverse=True)
             first = np.full(len(ids), np.iinfo(np.int64).max)
             last = np.zeros(len(ids), dtype=np.int64)
-            np.minimum.at(first, where, start[mine])
-            np.maximum.at(last, where, end[mine])
+            np.minimum.at(first, where, ran.start_ps[mine])
+            np.maximum.at(last, where, ran.end_ps[mine])
             # Where layers roll into one another (two micro-batches), a slice ends as the next one begins.
             order = np.argsort(first, kind="stable")
             last[order[:-1]] = np.minimum(last[order[:-1]], first[order[1:]])

@@ -1,1 +1,1 @@
-"""``simulate``: the work laid out, its steady state found, every kernel run."""
+"""``simulate``: the kernel graph built, its steady state found, every kernel run."""

@@ -1,9 +1,16 @@
 """The steady state of repetitions of uneven power: prefill and decode steps, stages of a pipeline.
 
-Most settle as even work does, at one clock. Where a stretch is hot for long enough that the middle limiter acts on it,
-or the slow limiter's window is hotter than the repetition, the limiters run in time (:mod:`sim.engine.repeating`)
-until two repetitions agree, and the clock is raised or lowered until their mean power meets the slow limit. Where no
-limiter but the slow one acts, this is the settled clock itself: there is no step between the two.
+Most have one steady clock, as work of even power has. Where a stretch of high power is long enough for the middle
+limiter to act, or the power of some window of the slow limiter exceeds the mean of the repetition, the limiters run in
+time (:mod:`sim.engine.repeating`) until two repetitions agree, and an upper bound on the clock is raised or lowered
+until their mean power meets the slow limit. Where only the slow limiter acts, the result is the steady clock itself.
+
+The search for that bound is :class:`sim.run.clock_search.ClockSearch`, as for work of even power, with another end.
+There the mean power is a function of the clocks alone and rises with them: the search ends between two neighbours of
+the grid, one within the limit and one not. Here it depends on the limiters' state too, which every earlier bound has
+changed: the power at an end of such an interval is not the same when it is looked at again. So the search ends at the
+first mean within a band below the limit. The two ends give different figures (docs/laws.md, "End of the search for the
+steady clock").
 """
 
 from __future__ import annotations
@@ -22,17 +29,17 @@ from sim.run.clock_search import ClockSearch, SearchRule
 from sim.run.steady import mean_w, seconds_of
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, play_governed
 
-# Two repetitions agree when times and joules differ by less than this share; the mean lies so far below the limit at
-# most, and above it by hardly more than nothing.
+# Largest relative difference of times and joules of two repetitions that agree; the band of mean power below and above
+# the limit in which a search ends.
 AGREE, BELOW, ABOVE = 1e-3, 1.5e-3, 2e-4
 MOST_REPETITIONS, MOST_CLOCKS = 60, 24
-# After so many repetitions those that swing from one to the next are damped.
+# After so many repetitions an oscillation between repetitions is damped.
 FREE_REPETITIONS = 8
 RULE = SearchRule(grid_hz=0.25e6, below=BELOW, above=ABOVE, most_change=1.1)
 
 
 def needs_time(parts: Sequence[RepeatedPiece], limits: ClockLimits) -> bool:
-    """Whether repetitions of ``parts``, at settled clocks, meet another limiter than the slow one's mean."""
+    """Whether repetitions of ``parts``, at steady clocks, exceed the limit of another limiter than the slow one."""
     if not parts or math.isinf(limits.slow_limit_w):
         return False
     for gpu in range(len(parts[0].played.energy_j)):
@@ -52,7 +59,7 @@ def _middle_w(seconds: Sequence[float], power_w: Sequence[float], time_s: float)
     mean = 0.0
     for length_s, power in zip(seconds, power_w, strict=True):
         mean += (power - mean) * -math.expm1(-length_s / time_s)
-    mean /= -math.expm1(-math.fsum(seconds) / time_s)  # what a period begins with
+    mean /= -math.expm1(-math.fsum(seconds) / time_s)  # at the start of a period
     highest = mean
     for length_s, power in zip(seconds, power_w, strict=True):
         mean += (power - mean) * -math.expm1(-length_s / time_s)
@@ -61,7 +68,7 @@ def _middle_w(seconds: Sequence[float], power_w: Sequence[float], time_s: float)
 
 
 def _hottest_w(seconds: np.ndarray, power_w: np.ndarray, window_s: float) -> float:
-    """The highest plain mean of a window of ``window_s`` over periodic stretches; 0 where a period is no longer."""
+    """The highest mean over a window of ``window_s`` of periodic stretches; 0 for a period that is no longer."""
     length_s = float(seconds.sum())
     if length_s <= window_s:
         return 0.0
@@ -75,9 +82,9 @@ def _hottest_w(seconds: np.ndarray, power_w: np.ndarray, window_s: float) -> flo
 def periodic(
     sequence: Sequence[Repeated], limits: ClockLimits, held: Sequence[HeldClock], parts: Sequence[RepeatedPiece]
 ) -> SteadyLimiter:
-    """The limiters as they stand before each repetition of the steady state.
+    """The state of the limiters before each repetition of the steady state.
 
-    ``parts`` ran at the settled clocks ``held``, whose limiters did not act in time.
+    ``parts`` ran at the steady clocks ``held``, without limiters in time.
     """
     gpu = sequence[0].piece.model.gpu
     limiter = SteadyLimiter(limits, held, mean_w(parts), seconds_of(parts))
@@ -108,10 +115,10 @@ def _repeat(sequence: Sequence[Repeated], limiter: SteadyLimiter) -> tuple[Stead
         before = copy.deepcopy(limiter)
         parts = play_governed(sequence, limiter)
         means, length_s = mean_w(parts), seconds_of(parts)
-        # At the lowest clock a target that goes on falling moves nothing.
+        # At the lowest clock a falling target has no effect.
         moving = [loop.target_w for loop in limiter.loops if loop.clock_hz > lowest_hz]
         now = np.array([length_s, *means, *moving])
-        # What has not come yet is more than the last change where repetitions are short against the limiters' times.
+        # Repetitions shorter than the limiters' time constants: the remaining change exceeds the last one.
         close = AGREE * -math.expm1(-length_s * limiter.limits.middle_gain_per_s)
         if last is not None and np.all(np.abs(now - last) <= close * now):
             return before, means

@@ -1,7 +1,7 @@
-"""A scenario's work laid out for one machine, whatever its power policy: shared by all scenarios that differ in it.
+"""The kernel graphs of a scenario on one machine, shared by all scenarios that differ in power policy only.
 
-The plan proves which ranks are equal (:mod:`sim.shortcuts.fold`) and cuts the programs into repeating pieces
-(:mod:`sim.shortcuts.pieces`); what it cannot prove it says in a :class:`FoldError`.
+The plan finds equal ranks (:mod:`sim.shortcuts.fold`) and cuts the programs into repeating pieces
+(:mod:`sim.shortcuts.pieces`); where it cannot, it raises :class:`FoldError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sim.shortcuts.segments import SegmentStep, split_into_pieces
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
-# Prices remembered for one GPU type and world; beyond it they are worked out again.
+# Prices remembered for one GPU type and world; beyond it they are computed again.
 MAX_PRICES = 200_000
 MAX_PRICERS = 64
 
@@ -192,7 +192,7 @@ class Plan:
     def outcome(
         self, layout: PieceSequence, parts: Sequence[RepeatedPiece], *, detail: str, why: str, bucket_error: float = 0.0
     ) -> Outcome:
-        """What a run of ``layout`` left behind."""
+        """The outcome of a run of ``layout``."""
         return Outcome(
             folding=layout.folding,
             parts=parts,
@@ -271,7 +271,7 @@ class _Prices:
 
 @lru_cache(maxsize=MAX_PRICERS)
 def _prices(profile: Profile, cluster: Cluster, *, chips: int, eager: bool) -> _Prices:
-    """Prices that are remembered, by all that they depend on: a price does not depend on the power cap."""
+    """Remembered prices, by all that they depend on; the power cap is not among it."""
     launch = profile.launch
     gap_s = launch.eager_gap_s if eager else launch.graph_gap_s
     pricer = Pricer(profile=profile, gpu=cluster.gpu, gap_s=gap_s, eager=eager, chips=chips, cluster=cluster)

@@ -1,4 +1,4 @@
-"""One settled repetition of kernels or of a program that a measurement loops over, and what it comes to."""
+"""One repetition, in the steady state, of kernels or of a program that a measurement loops over, and its figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def machine_for(inputs: Mapping[str, Any], world: int, *, apart: bool = False) -
 
 
 def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: bool) -> tuple[Recorder, Core]:
-    """One settled repetition of ``works`` in one stream on every GPU of ``target``."""
+    """One repetition of ``works`` in one stream on every GPU of ``target``, in the steady state."""
     rank = RankProgram(
         phases=(
             Phase(
@@ -66,7 +66,7 @@ def run_works(target: Machine, works: tuple[Work, ...], *, in_graph: bool, gap: 
 
 
 def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: float) -> tuple[Recorder, Core]:
-    """One settled repetition of ``program``, every rank in full."""
+    """One repetition of ``program``, every rank in full, in the steady state."""
     pricer = Pricer(
         profile=target.profile,
         gpu=target.gpu,
@@ -84,7 +84,7 @@ def run_program(target: Machine, program: Program, *, in_graph: bool, gap_s: flo
 
 
 def seen(records: Recorder, core: Core) -> Prediction:
-    """What a settled repetition came to."""
+    """The figures of a repetition."""
     seconds = records.end_ps * 1e-12
     energy = [gpu.energy_j for gpu in core.gpus]
     return Prediction(

@@ -1,7 +1,7 @@
-"""``simulate(scenario)``: plan the work, find the settled clock, run every kernel of it as events, hand over.
+"""``simulate(scenario)``: plan the work, find the steady clock, run every kernel as events, return the timeline.
 
-By itself a run is all ranks and all layers on SimPy, up to :data:`MOST_EVENT_KERNELS`; beyond, equal ranks and layers
-run once. Where only figures are wanted (sweeps, searches), ``shortcuts`` choose the cheapest way that gives the same
+By default a run is all ranks and all layers on SimPy, up to :data:`MOST_EVENT_KERNELS`; beyond, equal ranks and layers
+run once. Where only figures are needed (sweeps, searches), ``shortcuts`` take the cheapest way to the same figures
 (:mod:`sim.shortcuts`); so do the details ``folded`` and ``segment``.
 """
 
@@ -34,9 +34,9 @@ from sim.shortcuts.pieces import RepeatedPiece, by_events, play, play_governed
 from workloads.families.dit_video import STEP
 from workloads.program import Program
 
-# Kernels that all run as events unless somebody asks for more: some seconds.
+# Most kernels that run as events by default: some seconds.
 MOST_EVENT_KERNELS = 200_000
-# Kernels a second of one core as events (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
+# Kernels per second of one core as events (benchmarks/results.md, "Engine": chunked overlap, the slowest case).
 EVENT_KERNELS_PER_S = 20_000
 WORTH_SAYING_S = 2
 FULL_DETAIL = "full detail"
@@ -62,7 +62,7 @@ def simulate(
 ) -> Timeline:
     """Simulate one scenario, given whole or as keywords, and return its :class:`Timeline`.
 
-    ``target`` takes the place of the machine that the scenario describes (its GPUs under another profile).
+    ``target`` replaces the machine that the scenario describes (its GPUs under another profile).
     With ``shortcuts`` the cheapest way to the same figures is taken.
 
     >>> from sim import simulate
@@ -114,14 +114,14 @@ def simulate(
 
 
 def _uneven(scenario: Scenario) -> bool:
-    """Whether stretches of a settled run differ so much in power that the limiters may have to be followed in time."""
+    """Whether stretches of a run differ so much in power that the limiters may have to run in time."""
     return scenario.phase == "generate" or scenario.pp > 1
 
 
 def _ways(
     resolved: Resolved, target: Machine, refused: list[str], *, buckets: bool, events: bool
 ) -> Iterator[tuple[str, Plan, PieceSequence]]:
-    """Plans and layouts to try: all as ``events`` where that is soon done, else the cheapest first.
+    """Plans and layouts to try: all as ``events`` where that is fast enough, else the cheapest first.
 
     Buckets of contexts only where layers are replayed too.
     """
@@ -158,7 +158,7 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 def _run(
     plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
 ) -> tuple[list[RepeatedPiece], Sequence[Target]]:
-    """Parts of the run and where the limiters hold each of the layout's GPUs."""
+    """Parts of the run, and the power and clock bounds of each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
     if scenario.regime == "cold":
         say("running")
@@ -176,9 +176,9 @@ def _run(
 def _steady_state(
     plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool
 ) -> Sequence[Target] | SteadyLimiter:
-    """Where each of the layout's GPUs settles, or the limiters of a repetition whose ``uneven`` power they follow.
+    """The steady clock of each of the layout's GPUs, or the limiters before a repetition of ``uneven`` power.
 
-    Found on the cheapest layout: all agree to the picosecond.
+    Computed on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
@@ -194,7 +194,7 @@ def _steady_state(
 
 
 def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
-    """Which GPU of ``cheapest`` each GPU of ``layout`` is alike."""
+    """The GPU of ``cheapest`` that each GPU of ``layout`` is equal to."""
     place = {rank: number for number, ranks in enumerate(cheapest.folding.classes) for rank in ranks}
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
@@ -229,7 +229,7 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
 
 
 class _Request:
-    """What a plan or work is made of, distinguished by its key alone."""
+    """The arguments of a plan or work, compared by the key alone."""
 
     __slots__ = ("key", "resolved", "target", "work")
 

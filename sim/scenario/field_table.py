@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -12,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hardware.catalog import gpu_id
 from hardware.errors import HardwareError
 from inputs.files import read_text
+from inputs.suggest import nearest
 from inputs.texts import parse_json, parse_toml, shown
 from sim.errors import ScenarioError
 from workloads.catalog import model_id
@@ -85,9 +85,7 @@ class FieldTable(BaseModel):
         """One from a mapping; ``where`` names its origin in messages."""
         for key in fields:
             if key not in cls.model_fields:
-                near = difflib.get_close_matches(key, cls.model_fields, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
-                raise ScenarioError(f"unknown key '{key}' in {where}: {hint}")
+                raise ScenarioError(f"unknown key '{key}' in {where}: {nearest(key, sorted(cls.model_fields))}")
             said = cls.model_fields[key].annotation
             if isinstance(fields[key], bool) and bool not in (said, *get_args(said)):
                 raise ScenarioError(f"{where}: {key} = {str(fields[key]).lower()}: this is no switch: give its value")

@@ -11,8 +11,6 @@ from hardware.gpu import GpuSpec
 from hardware.mig import mig_profiles, mig_slice
 from sim.errors import MemoryShortError, ScenarioError
 from sim.scenario.adapters import adapters_in
-from sim.scenario.layout import layout_of
-from sim.scenario.precision import precision_of
 from sim.scenario.resolved import Resolved
 from sim.scenario.spec import Scenario
 from sim.scenario.video import check_video_memory
@@ -160,29 +158,30 @@ def _serving(resolved: Resolved) -> workloads.MemoryNeed:
     need = workloads.memory_need(model, resolved.layout, held, resolved.precision)
     if scenario.lora_adapters:
         stages = [resolved.layout.stage_layers(held.layers, stage) for stage in range(resolved.layout.pp)]
-        need = need.plus(max((slots(scenario, model, mine) for mine in stages), key=lambda one: one.bytes))
-    return with_draft(need, scenario, model, held)
+        need = need.plus(max((slots(resolved, mine) for mine in stages), key=lambda one: one.bytes))
+    return with_draft(need, resolved, held)
 
 
-def slots(scenario: Scenario, model: workloads.ModelSpec, layers: range) -> workloads.MemoryNeed:
+def slots(resolved: Resolved, layers: range) -> workloads.MemoryNeed:
     """What a rank holds for the scenario's adapters of its ``layers``."""
-    adapters = adapters_in(scenario)
-    one_bytes = 0.0 if adapters is None else adapter_size(model, layout_of(scenario), layers, adapters).rank_bytes
-    return workloads.MemoryNeed(weight_bytes=scenario.lora_adapters * one_bytes, kv_bytes=0.0, activation_bytes=0.0)
+    adapters, one_bytes = adapters_in(resolved.scenario), 0.0
+    if adapters is not None:
+        one_bytes = adapter_size(resolved.language_model, resolved.layout, layers, adapters).rank_bytes
+    return workloads.MemoryNeed(
+        weight_bytes=resolved.scenario.lora_adapters * one_bytes, kv_bytes=0.0, activation_bytes=0.0
+    )
 
 
-def with_draft(
-    need: workloads.MemoryNeed, scenario: Scenario, model: workloads.ModelSpec, held: workloads.MemoryLoad
-) -> workloads.MemoryNeed:
+def with_draft(need: workloads.MemoryNeed, resolved: Resolved, held: workloads.MemoryLoad) -> workloads.MemoryNeed:
     """``need`` and what drafting needs beside the model: the draft's weights and cache, or those of one more layer."""
+    scenario, model, layout = resolved.scenario, resolved.language_model, resolved.layout
     if scenario.speculation in (None, "ngram"):
         return need
-    layout, precision = layout_of(scenario), precision_of(scenario, model)
     if scenario.draft_model is not None:
         draft = workloads.load_model(scenario.draft_model)
         return need.plus(workloads.memory_need(draft, layout, replace(held, layers=draft.layers)))
     one, two = (
-        workloads.memory_need(model, layout, replace(held, layers=layers), precision)
+        workloads.memory_need(model, layout, replace(held, layers=layers), resolved.precision)
         for layers in (model.layers - 1, model.layers)
     )
     layer = workloads.MemoryNeed(
@@ -196,6 +195,9 @@ def _training(resolved: Resolved) -> workloads.MemoryNeed:
     layers = scenario.layers or model.layers
     held = workloads.MemoryLoad(batch=scenario.batch, context=scenario.seq_len, layers=layers, lm_head=scenario.lm_head)
     options = workloads.Options(
-        optimizer=scenario.optimizer, sharding=scenario.sharding, accumulate=scenario.accumulate
+        precision=resolved.precision,
+        optimizer=scenario.optimizer,
+        sharding=scenario.sharding,
+        accumulate=scenario.accumulate,
     )
     return workloads.training_need(model, resolved.layout, held, options)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import workloads
 from sim.errors import ScenarioError
-from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.memory import MOST_GPUS, slots, with_draft
-from sim.scenario.precision import precision_of
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.serving.spec import ServeSpec
 from workloads.memory import MemoryNeed
@@ -24,20 +23,21 @@ def memory_of(spec: ServeSpec, group: Scenario, *, context: int) -> MemoryNeed:
 
 def stage_needs(spec: ServeSpec, group: Scenario, *, context: int) -> list[MemoryNeed]:
     """Bytes of a rank of each stage."""
-    model = workloads.load_model(spec.model)
+    resolved = resolve_scenario(group)
+    model, layout = resolved.language_model, resolved.layout
     layers = group.layers or model.layers
     held = workloads.MemoryLoad(
         batch=1, context=context, new_tokens=spec.max_num_batched_tokens, layers=layers, lm_head=True
     )
-    layout = layout_of(group)
-    needs = workloads.stage_needs(model, layout, held, precision_of(group, model))
+    needs = workloads.stage_needs(model, layout, held, resolved.precision)
     if group.lora_adapters:
         mine = [layout.stage_layers(layers, stage) for stage in range(layout.pp)]
-        needs = [need.plus(slots(group, model, own)) for need, own in zip(needs, mine, strict=True)]
+        needs = [need.plus(slots(resolved, own)) for need, own in zip(needs, mine, strict=True)]
     if model.vision is not None:  # images that were encoded and not yet read
         kept = workloads.DType.BF16.bytes * model.d_model * float(spec.max_num_batched_tokens)
         needs[0] = replace(needs[0], activation_bytes=needs[0].activation_bytes + kept)
-    needs[-1] = with_draft(needs[-1], group.model_copy(update={"pp": 1}), model, held)  # drafts are made at the end
+    alone = resolved.of(group.model_copy(update={"pp": 1}))  # drafts are made on the last stage
+    needs[-1] = with_draft(needs[-1], alone, held)
     return needs
 
 

@@ -1,5 +1,5 @@
-"""Ways around the events: sums of serial programs, equal ranks once, equal layers once, few contexts for many.
+"""Shortcuts past the events: sums of serial programs, equal ranks once, equal layers once, buckets of contexts.
 
-Each must give what the event run gives: to the picosecond in time and to 1e-9 in energy (tests/test_detail.py), but for
-contexts, which state their error. Sweeps use them, the search for the settled clock, and runs that ask for them.
+Each must equal the event run to the picosecond in time and to 1e-9 in energy (tests/test_detail.py), except buckets of
+contexts, which state their error. Used by sweeps, by the search for the steady clock, and by runs that ask for them.
 """

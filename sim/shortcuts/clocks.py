@@ -1,9 +1,10 @@
-"""Serial programs at every clock where the slow limiter may hold a GPU: time and joules from tables over the clock.
+"""Time and energy of serial programs at every clock of a grid, from tables of each kernel over the clock.
 
-Each kernel of a serial program (:mod:`sim.shortcuts.serial`) runs alone, at a pace and a power that the clock sets: one
-numpy call works both out for the whole grid of clocks. A program's time and joules are sums of them. GPUs that run
-different programs meet in collectives, whose order no clock changes: it is laid out once and gone through for the
-clocks that are asked for. What comes out is what :meth:`sim.shortcuts.serial.Serial.run` records, within rounding.
+Each kernel of a serial program (:mod:`sim.shortcuts.serial`) runs alone, at a rate and a power that depend on the
+clock: one numpy call computes both for the whole grid of clocks. A program's time and energy are sums of them. GPUs
+that run different programs synchronise in collectives, in the same order at every clock: the order is found once, and
+the sums between collectives are taken at the clocks in question. The results equal those of
+:meth:`sim.shortcuts.serial.Serial.run` within rounding.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from sim.shortcuts.serial import Serial, meeting_of, meetings_of
 
 Floats = NDArray[np.float64]
 
-# Settled clocks lie on this grid, so that memo keys stay few.
+# Grid of the clocks of the steady state (Hz), so that memo keys stay few.
 CLOCK_GRID_HZ = 2e6
-# Tables kept of one GPU type; beyond it they are worked out again.
+# Tables kept of one GPU type; beyond it they are computed again.
 MAX_TABLES = 500
 
 
@@ -40,7 +41,7 @@ def clock_of(gpu: GpuModel, step: int) -> float:
 
 
 def step_of(gpu: GpuModel, clock_hz: float) -> int | None:
-    """The step of a clock; None where it lies between two."""
+    """The step of a clock; None for a clock between two steps."""
     step = math.ceil((clock_hz - gpu.min_clock_hz) / CLOCK_GRID_HZ - 1e-6)
     return step if clock_of(gpu, step) == clock_hz else None
 
@@ -71,7 +72,7 @@ def grid_of(gpu: GpuModel) -> ClockCurves:
 class KernelCurves:
     """One kernel alone on a GPU at every clock: its rate (1/ps), duration and power; 0 of one that spins.
 
-    ``j_per_run`` joules above idle are each run's own. ``as_it_is`` where no limiter lowers the clock.
+    ``j_per_run``: joules above idle of one run of the kernel. ``as_it_is``: no limiter lowers the clock.
     """
 
     rate: Floats
@@ -81,7 +82,7 @@ class KernelCurves:
     as_it_is: NDArray[np.bool_]
 
     def below(self, limit_w: float, held: Callable[[], GpuState]) -> KernelCurves:
-        """The same with a fast limiter, which lowers every clock that is too high to that of the state ``held``."""
+        """The same under a fast limiter, which lowers each clock over the limit to that of the state ``held``."""
         as_it_is = self.power_w <= limit_w
         if as_it_is.all():
             return self
@@ -97,7 +98,7 @@ class KernelCurves:
 
 
 def _lasts_ps(rate: Floats) -> Floats:
-    """Whole picoseconds, as floats: sums of them are exact up to hours, and no kernel is too long."""
+    """Whole picoseconds, as floats: sums of them are exact up to hours, and long kernels do not overflow."""
     return np.maximum(1.0, np.ceil(1.0 / rate - 1e-6)) if rate.all() else np.zeros_like(rate)
 
 
@@ -148,7 +149,7 @@ def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> Kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a serial piece comes to: its length (ps), each GPU's joules, whether all end at once."""
+    """Length (ps) of a serial piece, each GPU's joules, and whether all GPUs end at once."""
 
     end_ps: float
     energy_j: list[float]
@@ -165,7 +166,8 @@ class SerialAtClocks:
         self.kinds = serial.kinds
         self.tables = [self._table(cls) for _, cls in self.kinds]
         self.kind_gpu = np.array([gpu for gpu, _ in self.kinds])
-        # Stretches of kernels between meetings, GPU by GPU: before each of its parts of collectives, and a last one.
+        # Stretches of kernels between collectives, GPU by GPU: one before each of its parts of collectives, and a last
+        # one.
         shared = np.zeros(len(serial.cls), dtype=np.int64)
         shared[serial.parts] = 1
         before = np.cumsum(shared) - shared
@@ -190,7 +192,7 @@ class SerialAtClocks:
         return length_ps.tolist(), energy_j.tolist()
 
     def at(self, steps: Sequence[int]) -> Ran | None:
-        """The program with each GPU at a step of the grid; None where GPUs wait for each other for ever."""
+        """The program with each GPU at a step of the grid; None on a deadlock."""
         if self.gpus == 1:
             length_ps, of_gpu_j = self._single
             return Ran(end_ps=length_ps[steps[0]], energy_j=[of_gpu_j[steps[0]]], level=True)
@@ -234,7 +236,7 @@ class SerialAtClocks:
         return free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
-        """Picoseconds of a collective once all are there, and the watts of each of its GPUs."""
+        """Picoseconds of a collective from the last arrival on, and the watts of each of its GPUs."""
         kinds = [self.part_kind[part] for part in met]
         places = [steps[self.part_gpu[part]] for part in met]
         key = (*kinds, *places)
@@ -251,7 +253,7 @@ class SerialAtClocks:
         if max(rates) > pace * (1.0 + 1e-9):
             if not all(self._simply_slower(kind, place, pace) for kind, place in zip(kinds, places, strict=True)):
                 return self._solved(kinds, places)
-            # A rank that is held back does less in a second; its blocks stay.
+            # A rank slowed by others has less work per second; its blocks stay active.
             powers_w = [
                 power_w - float(table.j_per_run[place]) * (rate - pace) * PS_PER_S
                 for table, place, rate, power_w in zip(tables, places, rates, powers_w, strict=True)
@@ -259,7 +261,7 @@ class SerialAtClocks:
         return max(1, math.ceil(1.0 / pace - 1e-6)), powers_w
 
     def _simply_slower(self, kind: int, place: int, pace: float) -> bool:
-        """Whether a rank at the common pace is below the fast limit, and finds the bandwidth that the pace takes."""
+        """Whether a rank at the common rate is below the fast limit and gets the bandwidth for that rate."""
         terms, rules = self.model.classes[self.kinds[kind][1]].terms, self.model.rules
         hbm, link = terms.hbm_bytes * pace * PS_PER_S, terms.link_bytes * pace * PS_PER_S
         finds = rules.hbm.divide([hbm], [1.0]) == [hbm] and rules.link.divide([link], [1.0]) == [link]

@@ -1,8 +1,8 @@
-"""Long generations by buckets of context: decode steps of nearly equal context run as the step in their middle.
+"""Long generations by buckets of context: decode steps of nearly equal context run as the middle step of their bucket.
 
 A decode step over c tokens takes time and energy that grow with c, at most in proportion to it (weights and
 launches do not grow). Steps within +-1/128 of a common context therefore differ from it by less than 0.8 % each,
-and those below and above cancel. The bound that a run states is tighter: it comes from the steps that ran.
+and those below and above cancel. The bound that a run states is tighter: it is computed from the steps that ran.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Equal ranks are simulated once: which ranks are equal is proven from their programs, or a FoldError says why not.
+"""Equal ranks are simulated once: which ranks are equal is derived from their programs; FoldError where they are not.
 
 Two ranks are equal when they run kernels of the same cost in the same order on the same streams, and when every
 collective that they take part in meets equal ranks at equal places. Colour refinement finds the coarsest such
 partition: start from equal programs, then split ranks whose collectives meet different colours, until none does.
-Everything else that could tell ranks apart (chip, clock, power policy, launch times) is one per machine here.
+Everything else that could distinguish ranks (chip, clock, power policy, launch times) is the same for all here.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Folding:
 
 
 def unfolded(world: int) -> Folding:
-    """Every rank for itself."""
+    """Each rank its own class."""
     return Folding(classes=tuple((rank,) for rank in range(world)), groups={})
 
 
 def fold(program: Program, classify: Classify) -> Folding:
-    """The coarsest proven partition of the ranks of ``program``.
+    """The coarsest partition of the ranks of ``program`` into equal ones.
 
     Raises :class:`FoldError` when equal ranks meet in one collective at different places of their programs.
     """

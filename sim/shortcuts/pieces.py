@@ -1,10 +1,10 @@
 """Equal stretches of work are simulated once and replayed: layers of a model, steps of a generation.
 
 A :class:`Piece` is work that begins and ends *level*: every GPU starts it at one instant with nothing running, and
-all end it at one instant. Then nothing of what came before but the power targets can change how it runs, so one
-run stands for all repetitions under the same targets, to the picosecond. Levelness at the end is checked on every
-run. When the limiters act in time, their ticks read a replayed piece's energy from its power steps; a piece in
-which a target really moves is run again, with the limiters alive, from the state it begins with.
+all end it at one instant. Then only the power targets carry over from earlier work, so that one run stands for all
+repetitions under the same targets, to the picosecond. That a piece ends level is checked on every run. When the
+limiters act in time, their ticks read a replayed piece's energy from its power steps; a piece within which a target
+changes is run again, together with the limiters, from their state at its start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
 from sim.shortcuts.serial import Serial, is_serial
 
 Limits = tuple[Target, ...]
-# A whole run of more kernels than this is forgotten at once.
+# Whole runs of more kernels than this are not remembered.
 MAX_KEPT_KERNELS = 50_000
 # Runs remembered of one piece, by power targets.
 MAX_PLAYED = 128
@@ -37,17 +37,17 @@ MAX_LIMITS = 4
 
 
 class Limiters(Protocol):
-    """Power limiters that act in time: cold ones, or those of work that repeats."""
+    """Power limiters that act in time: of a cold start, or of work that repeats."""
 
     @property
     def tick_ps(self) -> int:
-        """Time between two looks at the power."""
+        """Time between two samples of the power."""
 
     def begin(self, idle_w: float, /) -> None:
         """Before a run."""
 
     def targets(self) -> Sequence[Target]:
-        """Where each GPU is held now."""
+        """The power and clock bounds of each GPU."""
 
     def step(self, energy_j: Sequence[float]) -> Sequence[Target]:
         """One tick, after which the GPUs used ``energy_j`` since the last one; returns the new targets."""
@@ -98,11 +98,11 @@ class Played:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A kernel graph with the solver and the runs that its repetitions, and other scenarios, share."""
+    """A kernel graph with its solver and its runs, shared by its repetitions and by other scenarios."""
 
     graph: KernelGraph
     model: FluidModel
-    whole: bool = False  # whole runs are big: of those, only the last one is remembered, and of the biggest none
+    whole: bool = False  # a whole run: only the last one is remembered, none of the largest
     played: dict[Limits, Played] = field(default_factory=dict)
     serial: Serial | None = field(init=False)
     _at_clocks: dict[float, SerialAtClocks] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Piece:
         return known
 
     def at_clocks(self, held: Limits) -> Ran | None:
-        """A serial program held at clocks of the grid, by tables; None where it is not one, or they are not."""
+        """A serial program at clocks of the grid, by tables; None for other programs or clocks."""
         if self.serial is None or self.model.gpu.clock_step_hz:
             return None
         steps = []
@@ -173,7 +173,7 @@ class RepeatedPiece:
     repeat: int
 
     def stretches(self, gpu: int) -> Iterator[tuple[float, float]]:
-        """Seconds and watts of one GPU in turn; of repetitions only their mean."""
+        """Seconds and watts of one GPU's stretches in order; repetitions are one stretch at their mean power."""
         records = self.played.records
         if self.repeat > 1:
             end_s = records.end_ps * 1e-12
@@ -187,7 +187,7 @@ class RepeatedPiece:
 
 
 def play(sequence: Sequence[Repeated], limits_w: Limits, *, events: bool = False) -> list[RepeatedPiece]:
-    """The parts of one run under fixed power targets, each different one by ``events`` or as it is quickest.
+    """The parts of one run under fixed power targets, each different one by ``events`` or by the fastest way.
 
     Raises :class:`FoldError` where a cut is not level.
     """
@@ -247,7 +247,7 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Repea
             if left_ps == 0:
                 limits = tuple(limiter.step(since_j))
                 since_j, left_ps = [0.0 for _ in gpus], tick_ps
-            # A whole run hardly meets the same targets twice: the limiters run beside it at once.
+            # A whole run rarely has the same targets twice: the limiters run with it from the start.
             played = None if step.piece.whole else step.piece.play(limits)
             alike = min(todo, left_ps // played.records.end_ps) if played else 0
             if played and alike:
@@ -271,7 +271,7 @@ def play_governed(sequence: Sequence[Repeated], limiter: Limiters) -> list[Repea
 
 
 class _Live:
-    """The limiters' ticks inside one repetition: first against its replay, then alive from the first real change."""
+    """The limiters' ticks inside one repetition: against its replay until a target changes, then with a run of it."""
 
     def __init__(self, limiter: Limiters, left_ps: int, since_j: Sequence[float], limits_w: Limits) -> None:
         self.limiter = limiter
@@ -297,7 +297,7 @@ class _Live:
         return True
 
     def rerun(self, piece: Piece) -> Played:
-        """Run the piece again with the change in it and the limiters ticking on."""
+        """Run the piece again with the change, the limiters continuing."""
         core = Core(piece.graph, [piece.model] * piece.graph.gpus, list(self.limits_w))
         records = Engine(core, self).run()
         self.left_ps -= records.end_ps

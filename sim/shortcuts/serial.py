@@ -1,8 +1,8 @@
-"""One stream a GPU under fixed power targets: kernel follows kernel, so that nothing needs a schedule.
+"""Programs of one stream a GPU under fixed power targets: kernels run one after another, so that no events are needed.
 
-Every running set is a single kernel; it holds the SMs that it wants and keeps its pace from start to end. GPUs meet
-in collectives only: those that come first spin, all leave at once, at the pace of the slowest. Between two meetings
-a GPU's time is a sum, and is taken as one. Spans, power steps and joules are those of
+Each GPU runs a single kernel at a time, on all SMs that it asks for, at a constant rate. GPUs synchronise in
+collectives only: ranks that arrive first spin, all leave at once, at the rate of the slowest. Between two collectives a
+GPU's time is the sum of its kernels' times. Spans, power steps and joules are those of
 :class:`sim.engine.driver.Engine`: a test runs any such program on both.
 """
 
@@ -29,8 +29,8 @@ Kinds = list[tuple[int, int]]  # (GPU, class) of kernels
 
 
 def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
-    """True when each GPU has one stream, whose kernels wait for nothing but each other and their collectives, which
-    do not crowd the network between nodes."""
+    """True when each GPU has one stream, whose kernels depend only on each other and their collectives, which do not
+    overload the network between nodes."""
     sms, room = float(model.gpu.sms), float(model.gpu.sms)
     if graph.partition_sms:  # a kernel that wants more starts on part of its SMs
         room = min(graph.partition_sms[place] for place in graph.queue_partition)
@@ -44,7 +44,7 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
 
 
 class Serial:
-    """A serial graph, laid out once for all power targets; its kernels are numbered GPU by GPU, in order."""
+    """A serial graph, prepared once for all power targets; its kernels are numbered GPU by GPU, in order."""
 
     def __init__(self, graph: KernelGraph, model: FluidModel) -> None:
         self.graph, self.model = graph, model
@@ -61,7 +61,7 @@ class Serial:
         self.latest = np.where(owner[latest] == self.gpu, latest, len(self.parts))
 
     def run(self, targets: Sequence[Target]) -> Recorder | None:
-        """Its records under power targets (W of each GPU); None when GPUs wait for each other for ever."""
+        """Its records under power targets (W of each GPU); None on a deadlock."""
         solo = _SoloKernels(self.model, targets)
         lasts_ps, power_w, state = solo.columns(self.kinds, self.kind_of)
         lasts_ps[self.parts] = 0
@@ -80,7 +80,7 @@ class Serial:
             come_ps = met.come_ps[early]
         start_ps, energy_j = begin_ps, power_w * ((end_ps - begin_ps) * 1e-12)
         steps = [(self.gpu, begin_ps, state)]
-        if len(early):  # they spin until the others come
+        if len(early):  # they spin until the others arrive
             spin = self.parts[early]
             _, spin_w, spin_state = solo.columns(*_kinds(self.gpu[spin], self.cls[spin]), waits=True)
             energy_j[spin] += spin_w * ((begin_ps[spin] - come_ps) * 1e-12)
@@ -158,9 +158,9 @@ def meeting_of(
 
 
 def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
-    """Meetings in an order in which they can happen, each as places in ``parts``; None where some never do.
+    """Collectives in an order in which they can run, each as places in ``parts``; None on a deadlock.
 
-    No clock changes it: a GPU's parts follow each other, and a meeting waits for all of its own.
+    The order does not depend on clocks: a GPU's parts run in order, and a collective waits for all its ranks.
     """
     ops = parts.tolist()
     party: dict[int, list[int]] = {}
@@ -188,7 +188,7 @@ def whole_ps(rate: float) -> int:
 
 
 class _Met(NamedTuple):
-    """Each GPU's parts of collectives: when it comes, when all are there, when they leave; state and watts between."""
+    """Each GPU's parts of collectives: its arrival, the last arrival, the end; state and watts between."""
 
     come_ps: Ints
     begin_ps: Ints
@@ -198,7 +198,7 @@ class _Met(NamedTuple):
 
 
 def _meet(graph: KernelGraph, solo: _SoloKernels, parts: Ints, until_ps: Ints) -> _Met | None:
-    """Let the GPUs run from meeting to meeting; ``until_ps`` is what each does by itself up to its ``parts``."""
+    """Advance the GPUs from collective to collective; ``until_ps``: time of each one's kernels before its ``parts``."""
     ops, alone_ps = parts.tolist(), until_ps.tolist()
     kind = [(graph.op_gpu[op], graph.op_class[op]) for op in ops]
     collective = [graph.op_collective[op] for op in ops]
@@ -242,7 +242,7 @@ def _record_spans(records: Recorder, start_ps: Ints, end_ps: Ints, energy_j: Flo
 
 
 def _record_steps(records: Recorder, gpu: Ints, time_ps: Ints, state: Ints) -> None:
-    """In order of time; a GPU that goes on as it was takes no step."""
+    """In order of time; a GPU whose state does not change gets no step."""
     order = np.lexsort((time_ps, gpu))
     same = (state[order][1:] == state[order][:-1]) & (gpu[order][1:] == gpu[order][:-1])
     order = order[np.append(True, ~same)]

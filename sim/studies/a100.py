@@ -31,6 +31,7 @@ from sim.studies.a100_power import (
 )
 from sim.studies.command import exit_code
 from sim.studies.fidelity_tables import percent, table
+from sim.studies.prose import prose
 
 # The three jobs whose every clock is bound by the GPU for 70 ms and more: what "large" means here.
 LARGE = tuple(
@@ -174,32 +175,9 @@ def _hopper(errors: Sequence[KernelError]) -> str:
     return table(("file", "power", "n", "mean", "bias", "worst"), lines, left=2)
 
 
-HEAD = """# A100: eager models over the clock
+HEAD = prose("a100", "head")
 
-Written by `python -m sim.studies.a100 PUBLIC --measurements FOLDER --out docs/studies/a100.md`; do not edit.
-
-{sweep} runs of an A100-PCIe-40GB over its clocks (510-1410 MHz) and {fixed} runs at 900 MHz, from the artifact of
-EnergAIzer (ISPASS 2026, MIT licence): GPT-2, OPT-1.3B, BERT-large, Qwen2-1.5B and ViT-large as eager PyTorch kernels
-(stack `eager-torch`). Left out: the Qwen2 runs of batch 8 at 4096 tokens, which broke off, and ResNet and MobileViT
-(no convolutions here). The clock is given, as measured; errors are predicted over measured minus one, in per cent."""
-
-FITTED = """## What was fitted
-
-The shipped A100 profile knows no measured energy: kernel times come from public tables (GEMM 13 % mean error on rows
-not fitted, attention 11 %, vLLM's experts 17 %), voltage and idle power from the public table of this card, energies
-from the H100 scaled by datasheets and, for products, by what the kernel tables leave room for: the 400 W module ran
-its largest products at the maximum clock. The column *nothing fitted* below is that profile. For everything else five
-factors on its energies were fitted **for this page only** on the 900 MHz runs of the *other* models, so every figure
-is of a model that the fit never saw, and over the sweep also of clocks that it never saw. None of this enters a
-profile.
-
-Times come out short for 16-bit products: the tables' kernels seem faster than those of the artifact's software, and
-ViT's 197 tokens are no multiple of 8, which 16-bit tensor kernels want. Two choices were made with these runs in
-view: masks and copies that sort heads are priced as the H100's measured sorting copy, after plain copies had come out
-too fast; and the room that the tables leave for products was looked for, in kernel tables alone, after energies by
-datasheets had shown power 30-40 % too high.
-
-{scales}"""
+FITTED = prose("a100", "fitted")
 
 CLOCKS = """Among the clocks that were run. Small jobs are bound by the host's launches, whose pace on that machine is
 not known: there energy is flat over the clock and its least means little."""
@@ -207,11 +185,7 @@ not known: there energy is flat over the clock and its least means little."""
 REFIT = """P = idle(f) + k (V/V0)^2 f/f0 + d with k and d fitted to the clocks of each job: how far voltage and idle
 curve alone carry."""
 
-HOPPER = """The five factors of all A100 runs, the A100's rates and its voltage curve scaled to an H100 by architecture,
-and the public idle table of the H100; our own kernel rows (16 bit) repeated under the 700 W cap. Errors are of power.
-The bar is missed. Rows at the cap are right by the cap alone; below it, decode attention comes out a quarter too low
-and GEMMs of few rows a third: a byte from HBM costs an H100 more than these factors say, and the A100's kernels were
-predicted 15 % too fast, so that their energy was found too small."""
+HOPPER = prose("a100", "hopper")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,17 +23,14 @@ from sim.scenario.kind import KEY, Kind, kind_of, ring_kind
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity import WHOLE, record_files
+from sim.studies.prose import prose
 from sim.validation.inputs import NotPredicted
 from sim.validation.predict import scenario_of, served_spec
 from sim.validation.records import Record, read_records
 from sim.validation.validate import Row, validate
 from workloads.families.ring import RingAttention
 
-HEAD = """# Kinds of whole-model runs that were held against measurements, the sizes that these had, and the errors of
-# predictions (shares: mean of the absolute ones, worst). None of these rows was used in a fit. A run outside is not
-# "calibrated" (sim/result/status.py). The number of layers is no size: layers are equal and repeat.
-# Written by: python -m sim.studies.checked_runs FOLDER... --out hardware/data/checked_runs.toml; do not edit.
-"""
+HEAD = prose("checked_runs", "head") + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from sim.run.runner import simulate
 from sim.studies.command import exit_code
 from sim.studies.fidelity import record_files
 from sim.studies.fidelity_tables import percent, table
+from sim.studies.prose import prose
 from sim.validation.predict import scenario_of
 from sim.validation.records import read_records
 
@@ -36,7 +37,7 @@ class IntervalCheck:
     energy: tuple[bool, float] | None
 
 
-def held(paths: Sequence[Path]) -> list[IntervalCheck]:
+def interval_checks(paths: Sequence[Path]) -> list[IntervalCheck]:
     """Every whole-model row of ``paths`` once, by its inputs' own scenario."""
     found: dict[str, IntervalCheck] = {}
     for path in paths:
@@ -95,45 +96,7 @@ def page(rows: Sequence[IntervalCheck]) -> str:
     )
 
 
-PAGE = """# Intervals, and whether they hold
-
-Written by `python -m sim.studies.coverage FOLDER... --out docs/studies/uncertainty.md`; do not edit.
-
-`wattline simulate ... --uncertainty` runs a scenario {draws} times more, each time under a profile that the records
-allow as well as the fitted one, and prints what {level} % of such runs should lie within. The draw is a Latin hypercube
-with seed {seed}: equal calls give equal figures. `wattline sweep ... --uncertainty` adds the ends as columns.
-
-## Whole-model rows within their {level} % intervals
-
-No coefficient, and no figure of the next section, was fitted on these rows. *Half width*: mean over rows, as a share of
-the prediction. Diffusion steps and ring attention are not scenarios and have no intervals.
-
-{coverage}
-
-## What is drawn
-
-- Coefficients within their standard errors and correlations, where the profile stores these; those whose logarithm is
-  known to no better than {weak:g} stay as fitted.
-- One factor on the time and one on the power of each family: what 68 of 100 rows lay within when they were left out of
-  the fit (table below).
-- The power of a chip (the profile's own spread over the square root of the number of GPUs), idle power and the voltage
-  curve within their errors, and the mean power that the limiter holds at the cap ({limit} %, from medians of three
-  sessions).
-- What communication and computation take from one another, within the errors of its fit.
-- In eager mode the host's pace, from the profile's to {slowest:g} times that.
-- For profiles that were never measured, time and power as a whole: {widened}, one standard deviation. That is the upper
-  end of what they say of themselves, taken for 90 %.
-
-Rows left out of the fit, in per cent of time and of mean power:
-
-{families}
-
-Families are drawn as wholes: all shapes of a family are wrong together, which widens intervals, since in truth shapes
-err apart and errors average out. Against that, runs on several GPUs know sources of error that rows of single kernels
-do not show (collectives inside a step, ranks that wait for one another); where the table holds fewer rows than it
-should, those are missing. None was added after the table had been seen. What the model leaves out altogether (other
-software, another host) no interval holds.
-"""
+PAGE = prose("coverage", "page") + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     def write() -> None:
-        rows = held([path for folder in arguments.folders for path in record_files(folder)])
+        rows = interval_checks([path for folder in arguments.folders for path in record_files(folder)])
         write_atomically(arguments.out, page(rows).encode())
         print(coverage_table(rows))
 

@@ -17,6 +17,7 @@ from sim.run.runner import simulate
 from sim.scenario.spec import Scenario
 from sim.studies.command import exit_code
 from sim.studies.fidelity_tables import table
+from sim.studies.prose import prose
 
 WORKS: Mapping[str, Mapping[str, object]] = {
     "W1": {"model": "llama3-8b", "batch": 1, "seq_len": 4096},
@@ -61,24 +62,9 @@ PEERS: Sequence[Peer] = (
     Peer(name="Vidur", gpu="A100", ms=(297.1, 1458.0, 40.1), run="7, first 1100", note="attention from other tables"),
 )  # fmt: skip
 
-HEAD = """# Beside open peers
+HEAD = prose("peers", "head")
 
-Written by `python -m sim.studies.peers --out docs/peers.md`; do not edit.
-
-Three pieces of work in bf16: **W1** Llama-3-8B prefill of 1 x 4096 tokens on one GPU, **W2** Llama-3-70B prefill of
-2 x 4096 on four (tp 4), **W3** a decode step of Llama-3-70B over 2048 cached tokens, batch 32, tp 4. We ran the peers
-(snapshots up to September 2026) on two busy cores; *run* is the wall time of one prediction in seconds; ours takes
-one to two, and its note is the status of each. These are predictions side by side, not errors: only W1 on the H100
-was measured as it stands (104.9 ms, 72.5 J, our reference PyTorch stack in a graph), and the peers' tables hold the
-kernels of other stacks. How far ours are from measurements: [fidelity.md](fidelity.md)."""
-
-ENERGY = """## Joules
-
-Of the peers that ran, few give any. AIConfigurator with power tables (H200, vLLM 0.22) says 64.2 J for W1 (638 W),
-and calls W2 and W3 unavailable because collectives have no power (76 and 82 % of their time is covered). GenZ's git
-version gives 41.1, 742 and 19.1 J once its percentages are read as such. A constant 700 W over AIConfigurator's H100
-times, the way of LLMServingSim, gives 68, 1471 and 54 J. None says how power moves with the kernels that run, or what
-a collective costs."""
+ENERGY = prose("peers", "energy")
 
 
 def page() -> str:

@@ -44,7 +44,7 @@ def measured(record: Record) -> Beside:
     )
 
 
-def on(gpu: str, world: int, sharing: Sharing) -> Machine:
+def machine_with_sharing(gpu: str, world: int, sharing: Sharing) -> Machine:
     """The machine of ``gpu`` with other sharing coefficients."""
     base = machine(gpu, world)
     return replace(
@@ -56,7 +56,7 @@ def on(gpu: str, world: int, sharing: Sharing) -> Machine:
 
 def errors(record: Record, sharing: Sharing) -> list[float]:
     """Predicted over measured seconds less one: both sides of a together row, the GEMM of a waiting row."""
-    target = on(record.inputs["gpu"], record.inputs["world"], sharing)
+    target = machine_with_sharing(record.inputs["gpu"], record.inputs["world"], sharing)
     if record.kind == "waiting":
         return [beside_waiting(record.inputs, target)[0] / record.measured["latency_s"] - 1.0]
     predicted, seen = together(record.inputs, target), measured(record)

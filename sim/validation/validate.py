@@ -164,30 +164,23 @@ def error_table(rows: Sequence[Row], by: Sequence[str] = ()) -> pd.DataFrame:
                 "kind": kind,
                 "by": json.loads(str(group)),
                 "n": int((~part["skipped"]).sum()),
-                "latency_mape": _mean(latency),
-                "latency_median_ape": _median(latency),
-                "latency_max_ape": _max(latency),
-                "latency_bias": _mean(part["latency"].dropna()),
-                "energy_mape": _mean(energy),
-                "energy_median_ape": _median(energy),
-                "energy_max_ape": _max(energy),
-                "energy_bias": _mean(part["energy"].dropna()),
-                "clock_mae_mhz": _mean(part["clock"].dropna().abs()),
+                "latency_mape": _of(latency, "mean"),
+                "latency_median_ape": _of(latency, "median"),
+                "latency_max_ape": _of(latency, "max"),
+                "latency_bias": _of(part["latency"].dropna(), "mean"),
+                "energy_mape": _of(energy, "mean"),
+                "energy_median_ape": _of(energy, "median"),
+                "energy_max_ape": _of(energy, "max"),
+                "energy_bias": _of(part["energy"].dropna(), "mean"),
+                "clock_mae_mhz": _of(part["clock"].dropna().abs(), "mean"),
             }
         )
     return pd.DataFrame(lines)
 
 
-def _mean(values: pd.Series[float]) -> float | None:
-    return float(values.mean()) if len(values) else None
-
-
-def _median(values: pd.Series[float]) -> float | None:
-    return float(values.median()) if len(values) else None
-
-
-def _max(values: pd.Series[float]) -> float | None:
-    return float(values.max()) if len(values) else None
+def _of(values: pd.Series[float], statistic: str) -> float | None:
+    """``mean``, ``median`` or ``max``; None of no values."""
+    return float(values.agg(statistic)) if len(values) else None
 
 
 def _is_input_error(error: Exception) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,19 @@ def _other(tables: set[str], path: Path) -> str:
     return "a SQLite file without the table StringIds: export it with nsys export --type sqlite"
 
 
+class _GpuRow(NamedTuple):
+    """What kernels, copies and memsets have in common: times (ns), place, and the number that leads to their call."""
+
+    start: Any
+    end: Any
+    device: Any
+    stream: Any
+    correlation: Any
+
+
+AT = "start end deviceId streamId correlationId"
+
+
 class _Export:
     """One open export and the rows taken from it."""
 
@@ -78,22 +91,16 @@ class _Export:
         """Kernels, copies, memsets, calls, synchronisations and NVTX ranges."""
         rows = self.rows
         calls, ranges = [], []
-        for start, end, device, stream, correlation, full, short, gx, gy, gz, bx, by, bz in self.select(
-            PREFIX + "KERNEL", "start end deviceId streamId correlationId demangledName shortName "
-            "gridX gridY gridZ blockX blockY blockZ",
-        ):  # fmt: skip
+        for *at, full, short, gx, gy, gz, bx, by, bz in self.select(
+            PREFIX + "KERNEL", f"{AT} demangledName shortName gridX gridY gridZ blockX blockY blockZ"
+        ):
             name = self.text(full) or self.text(short) or "kernel"
-            self.work(Category.KERNEL, name, device, stream, start, end, correlation,
-                      blocks=product(gx, gy, gz), threads=product(bx, by, bz))  # fmt: skip
-        for start, end, device, stream, correlation, moved, kind in self.select(
-            PREFIX + "MEMCPY", "start end deviceId streamId correlationId bytes copyKind"
-        ):
-            name = COPIES.get(whole(kind), "Memcpy")
-            self.work(Category.MEMCPY, name, device, stream, start, end, correlation, moved=moved)
-        for start, end, device, stream, correlation, moved in self.select(
-            PREFIX + "MEMSET", "start end deviceId streamId correlationId bytes"
-        ):
-            self.work(Category.MEMSET, "Memset", device, stream, start, end, correlation, moved=moved)
+            blocks, threads = product(gx, gy, gz), product(bx, by, bz)
+            self.work(Category.KERNEL, name, _GpuRow(*at), blocks=blocks, threads=threads)
+        for *at, moved, kind in self.select(PREFIX + "MEMCPY", f"{AT} bytes copyKind"):
+            self.work(Category.MEMCPY, COPIES.get(whole(kind), "Memcpy"), _GpuRow(*at), moved=moved)
+        for *at, moved in self.select(PREFIX + "MEMSET", f"{AT} bytes"):
+            self.work(Category.MEMSET, "Memset", _GpuRow(*at), moved=moved)
         for start, end, thread, name, correlation in self.select(
             PREFIX + "RUNTIME", "start end globalTid nameId correlationId"
         ):
@@ -118,14 +125,21 @@ class _Export:
         return self.database.execute(f"select {chosen} from {table} order by start").fetchall()
 
     def work(
-        self, category: Category, name: str, device: Any, stream: Any, start: Any, end: Any, correlation: Any,
-        *, moved: Any = NONE, blocks: int = NONE, threads: int = NONE,
-    ) -> None:  # fmt: skip
+        self,
+        category: Category,
+        name: str,
+        row: _GpuRow,
+        *,
+        moved: Any = NONE,
+        blocks: int = NONE,
+        threads: int = NONE,
+    ) -> None:
         """One row of GPU work."""
+        start, end = row.start, row.end
         if self.timed(start, end):
             self.taken.append(
-                (self.rows.name(name), category, whole(device), whole(stream), start, end - start, whole(correlation),
-                 NONE, whole(moved), blocks, threads, NONE, NONE)
+                (self.rows.name(name), category, whole(row.device), whole(row.stream), start, end - start,
+                 whole(row.correlation), NONE, whole(moved), blocks, threads, NONE, NONE)
             )  # fmt: skip
 
     def timed(self, start: Any, end: Any) -> bool:

@@ -14,7 +14,7 @@ from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel, product_kernel
 from workloads.ops import Attention, EagerPass, Pointwise, width_of
 from workloads.program import Kernel
-from workloads.work import DType
+from workloads.work import DType, ElementwiseWork
 
 # Bytes moved an element and kernel, in elements of the model's type (m) and of fp32 (4): what is read, then written.
 # A mask is broadcast, so its kernel works out addresses as a copy that sorts heads does.
@@ -87,9 +87,15 @@ def _chain(
     def one(i: int, op: Elementwise, moves: str) -> Kernel:
         moved = sum(4 if move == "4" else dtype.bytes for move in moves) * rows * width
         label = name if len(kernels) == 1 else f"{name}.{i}"
-        return elementwise_kernel(label, op, rows, width, moved, dtype=dtype)
+        return _typed(elementwise_kernel(label, op, rows, width, moved), dtype)
 
     return [one(i, op, moves) for i, (op, moves) in enumerate(kernels)]
+
+
+def _typed(kernel: Kernel, dtype: DType) -> Kernel:
+    """An elementwise kernel over elements of ``dtype``."""
+    assert isinstance(kernel.work, ElementwiseWork)
+    return replace(kernel, work=replace(kernel.work, dtype=dtype))
 
 
 def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
@@ -107,7 +113,7 @@ def _attention(node: Attention, shape: Shape, dtype: DType) -> list[Kernel]:
 
     def moved(name: str, tokens: int, width: int, read: int | None = None, op: Elementwise = _E.PERMUTE_COPY) -> Kernel:
         moved_bytes = element * tokens * (width + (width if read is None else read))
-        return elementwise_kernel(name, op, tokens, width, moved_bytes, dtype=dtype)
+        return _typed(elementwise_kernel(name, op, tokens, width, moved_bytes), dtype)
 
     width, kv_width = heads * size, shape.kv_heads * size
     kernels = [moved("scale_queries", shape.tokens, width, op=_E.SCALE)] if "scale_queries" in node.eager else []

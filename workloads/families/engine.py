@@ -142,15 +142,6 @@ def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngin
     name = "gate_up_experts" if first else "down_experts"
     rows = shape.tokens if first else shape.tokens * shape.model.top_k
     inner = shape.local_sizes(node.ops[0].parallel)["f"]
-    product = _routed(name, engine, shape, load, inner, n, k, dtype)
-    if dtype is not DType.FP8:
-        return [product]
-    return [pass_kernel(f"quantise_{name}", engine, engine.experts.quantise, rows, k), product]
-
-
-def _routed(
-    name: str, engine: ServingEngine, shape: Shape, load: ExpertLoad, inner: int, n: int, k: int, dtype: DType
-) -> Kernel:
     tiles = (*zip(SMALL_TILES, load.small_tiles, strict=True), (128, load.tiles128))
     work = RoutedGemmWork(
         engine=engine.id,
@@ -165,7 +156,10 @@ def _routed(
         dtype=dtype,
     )
     moved = dtype.bytes * (load.distinct * n * k + load.rows * k) + DType.BF16.bytes * load.rows * n
-    return Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
+    product = Kernel(name=name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
+    if dtype is not DType.FP8:
+        return [product]
+    return [pass_kernel(f"quantise_{name}", engine, engine.experts.quantise, rows, k), product]
 
 
 def _sample(shape: Shape, engine: ServingEngine) -> list[Kernel]:

@@ -19,7 +19,7 @@ import numpy as np
 from workloads.errors import WorkloadError
 from workloads.families.options import Options
 from workloads.families.ragged import packed
-from workloads.families.transformer import build_program
+from workloads.families.transformer import Generation, build_program
 from workloads.model import ModelSpec
 from workloads.parallel import Layout
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -91,12 +91,12 @@ def build_speculative_generate(
     layout: Layout,
     *,
     batch: int,
-    seq_len: int,
-    contexts: Sequence[int],
+    generation: Generation,
     options: Options,
     speculation: Speculation,
 ) -> Program:
-    """A prefill of the model and of what drafts, then a step of drafts and a check for each of ``contexts``."""
+    """A prefill of the model and of what drafts, then drafts and a check for each step of ``generation``."""
+    seq_len, contexts = generation.seq_len, generation.contexts
     programs = [_prompt(model, layout, batch, seq_len, options)]
     match speculation.draft:
         case ModelSpec() as draft:

@@ -28,7 +28,7 @@ def training_need(model: ModelSpec, layout: Layout, held: MemoryLoad, options: O
     ZeRO-1 keeps a share of the state, ZeRO-2 of the gradients too, ZeRO-3 of the weights too, with two layers whole.
     """
     options = options or Options()
-    lone = memory_need(model, layout, replace(held, new_tokens=held.context))
+    lone = memory_need(model, layout, replace(held, new_tokens=held.context), options.precision)
     heads = (2 * model.q_heads + 2 * model.kv_heads) * model.head_dim
     wide = 3 * model.d_ff * max(model.top_k, 1) + 3 * model.shared_d_ff
     depth = held.layers / layout.pp

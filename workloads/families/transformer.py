@@ -54,26 +54,32 @@ def build_program(
     return _program(model, layout, [(phase, phase, batch, seq_len)], options or Options())
 
 
-def build_generate(
-    model: ModelSpec,
-    layout: Layout,
-    *,
-    batch: int,
-    seq_len: int,
-    output_len: int,
-    options: Options | None = None,
-    contexts: Sequence[int] | None = None,
-) -> Program:
-    """A prefill, which yields the first token, then ``output_len - 1`` decode steps over a growing context.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The lengths of a generation: tokens of a prompt, and cached tokens of each decode step behind it."""
 
-    ``contexts`` gives the cached tokens of each decode step where they are not to grow one by one.
-    """
-    positive("output_len", output_len)
+    seq_len: int
+    contexts: Sequence[int]
+
+    @classmethod
+    def of(cls, seq_len: int, output_len: int) -> Generation:
+        """``output_len`` tokens: the prefill yields the first, each step one more over a context that grows by one.
+
+        >>> Generation.of(64, 4).contexts
+        range(64, 67)
+        """
+        positive("output_len", output_len)
+        return cls(seq_len=seq_len, contexts=range(seq_len, seq_len + output_len - 1))
+
+
+def build_generate(
+    model: ModelSpec, layout: Layout, *, batch: int, generation: Generation, options: Options | None = None
+) -> Program:
+    """A prefill, which yields the first token, then the decode steps of ``generation``."""
     if layout.sequence_parallel:
         raise WorkloadError("sequence_parallel: is for phase 'prefill', not 'generate'")
-    steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, seq_len)]
-    cached = range(seq_len, seq_len + output_len - 1) if contexts is None else contexts
-    steps += [(f"decode {i + 1}", "decode", batch, tokens) for i, tokens in enumerate(cached)]
+    steps: list[tuple[str, PhaseName, int, int]] = [("prefill", "prefill", batch, generation.seq_len)]
+    steps += [(f"decode {i + 1}", "decode", batch, tokens) for i, tokens in enumerate(generation.contexts)]
     return _program(model, layout, steps, options or Options())
 
 

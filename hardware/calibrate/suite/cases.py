@@ -9,7 +9,7 @@ from hardware.calibrate.suite.case import Case
 from hardware.calibrate.suite.cases_diffusers import build_diffusers
 from hardware.calibrate.suite.cases_sampling import sampling_case
 from hardware.calibrate.suite.cases_vllm import build_vllm
-from hardware.calibrate.suite.routing import EXPERTS, TOP_K, route
+from hardware.calibrate.suite.routing import EXPERTS, TOP_K, draw_routing
 from hardware.calibrate.suite.timing import Bench, repeated, steady, together
 from hardware.errors import HardwareError
 
@@ -223,7 +223,7 @@ def _attention(bench: Bench, row: Row) -> Case:
 
 def _grouped(bench: Bench, row: Row) -> Case:
     experts, k, n = row["experts"], row["k"], row["n"]
-    routing = route(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], count=experts)
+    routing = draw_routing(tokens=row["tokens"], experts=EXPERTS, top_k=TOP_K, skew=row["skew"], own=range(experts))
     torch = bench.torch
     ends = torch.tensor(routing.rows_per_expert.cumsum().tolist(), device=bench.device, dtype=torch.int32)
     x = bench.randn(routing.rows, k)

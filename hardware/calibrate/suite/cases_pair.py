@@ -11,11 +11,11 @@ from hardware.calibrate.suite.comm import most, part_bytes
 from hardware.calibrate.suite.race import (
     BESIDE_S,
     MOST_STAMPED,
+    beside_fields,
     collective_of,
     discard,
     make_lane,
     median_of,
-    race,
     work_launch,
 )
 from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, stamps_between, steady, together
@@ -117,17 +117,4 @@ def measure_together(bench: Bench, row: Row) -> dict[str, Any]:
     buffer, part = collective_buffers(bench, op, row["comm_bytes"])
     a = make_lane(bench, lambda i: discard(launch(i)), rotate=rotate, priority=0, stamped=True)
     b = make_lane(bench, lambda _: bench.comm.collective(op, buffer, part, ctas), rotate=1, priority=-1)
-    # How much the collective slows down sets how many of it fill the window; a short try finds out.
-    seen = race(bench, a, b, seconds=0.25)
-    slow = max(1.0, most(bench.comm, seen.b_s / b.each_s))
-    seen = race(bench, a, b, seconds=BESIDE_S / slow)
-    share = bench.comm.share
-    return {
-        "a_alone_s": a.each_s,
-        "b_alone_s": b.each_s,
-        "a_together_s": share(seen.a_s),
-        "b_together_s": share(seen.b_s),
-        "power_w": [None if math.isnan(p) else p for p in share(seen.power_w)],
-        "a_clock_mhz": share(seen.clock_mhz),
-        "temperature_c": [int(t) for t in share(bench.meter.temperature_c())],
-    }
+    return beside_fields(bench, a, b, seconds=BESIDE_S)

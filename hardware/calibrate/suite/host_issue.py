@@ -76,7 +76,7 @@ def _launcher(bench: Bench, work: str) -> Callable[[], object]:
             keys = bench.randn(1, _KV_HEADS, 128, HEAD_DIM)
             return lambda: kernels.attention(prompt, keys, keys, causal=True)
         case "attend_token" | "attend_prompt" | "decode_layer":
-            layer = Layer(bench, shape_of("llama3-8b"), tp=1, fp8=False, cache_tokens=256, batch=_ROWS)
+            layer = Layer(bench, shape_of("llama3-8b"), tp=1, fp8=False, cache=(_ROWS, 256))
             rows = bench.randn(_ROWS, (_HEADS + 2 * _KV_HEADS) * HEAD_DIM)
             if work == "decode_layer":
                 return _decode_layer(bench, layer, x)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hardware.calibrate.suite.cases import rope_tables
-from hardware.calibrate.suite.routing import route
+from hardware.calibrate.suite.routing import RoutedRows
 from hardware.calibrate.suite.shapes import HEAD_DIM, ModelShape
 from hardware.calibrate.suite.timing import Bench
 
@@ -77,19 +77,14 @@ class FeedForward:
 class ExpertLayer:
     """Router, gather, grouped GEMM, SiLU-multiply, grouped GEMM, and the weighted sum back to tokens.
 
-    Routing is drawn once (seeded): its kernels run on the drawn indices. With ``ep`` > 1 a rank computes its
+    ``routing`` was drawn once: the kernels run on the drawn indices. With ``ep`` > 1 a rank computes its
     own slice of experts for all tokens and index-adds (``ep_mode`` all_reduce).
     """
 
-    def __init__(
-        self, bench: Bench, shape: ModelShape, *, tokens: int, skew: float, ep: int, rank: int, seed: int
-    ) -> None:
+    def __init__(self, bench: Bench, shape: ModelShape, routing: RoutedRows, *, ep: int) -> None:
         self._bench, self._shape, self._ep = bench, shape, ep
         torch = bench.torch
         own = shape.experts // ep
-        routing = route(
-            tokens=tokens, experts=shape.experts, top_k=shape.top_k, skew=skew, first=rank * own, count=own, seed=seed
-        )
         self.rows = routing.rows
         self._router = Projection(bench, shape.experts, shape.width)
         self._gate_up = bench.randn(own, 2 * shape.ff, shape.width).mul_(WEIGHT_STD).transpose(1, 2)
@@ -118,7 +113,10 @@ class ExpertLayer:
 
 
 class Layer:
-    """Attention and feed-forward weights of one layer of one rank, and its KV cache when decoding."""
+    """Attention and feed-forward weights of one layer of one rank, and when decoding its KV cache.
+
+    ``cache``: how many sequences it holds, and the tokens of each.
+    """
 
     def __init__(
         self,
@@ -127,8 +125,7 @@ class Layer:
         *,
         tp: int,
         fp8: bool,
-        cache_tokens: int = 0,
-        batch: int = 1,
+        cache: tuple[int, int] | None = None,
         forward: Callable[[], Any] | None = None,
     ) -> None:
         self.q_heads = shape.q_heads // tp
@@ -139,7 +136,10 @@ class Layer:
         self.out = Projection(bench, shape.width, self.q_heads * HEAD_DIM, fp8=fp8)
         self.norm_ff = Norm(bench, shape.width)
         self.feed_forward: Any = forward() if forward is not None else FeedForward(bench, shape, tp=tp, fp8=fp8)
-        self.cache: Any = bench.randn(2, batch, self.kv_heads, cache_tokens, HEAD_DIM) if cache_tokens else None
+        self.cache: Any = None
+        if cache is not None:
+            batch, tokens = cache
+            self.cache = bench.randn(2, batch, self.kv_heads, tokens, HEAD_DIM)
 
     def attend_prompt(self, bench: Bench, qkv: Tensor, batch: int) -> Tensor:
         """Causal attention over a prompt; [tokens, heads x 128] -> [tokens, q_heads x 128]."""

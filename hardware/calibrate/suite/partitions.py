@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from hardware.calibrate.suite import plan
 from hardware.calibrate.suite.buffers import collective_buffers
 from hardware.calibrate.suite.cases import build
 from hardware.calibrate.suite.comm import most
-from hardware.calibrate.suite.race import StreamWork, make_lane, race
+from hardware.calibrate.suite.race import StreamWork, beside_fields, make_lane
 from hardware.calibrate.suite.run import free_port, share_of
 from hardware.calibrate.suite.timing import Bench, capture, new_slots, repeated, stamps_between, steady, together
 from hardware.calibrate.suite.worker import SuiteOptions, append, brief, label, make_bench
@@ -34,8 +33,8 @@ PREFILL = plan.gemm(4096, 6144, 4096)
 SMALL_K = plan.gemm(2048, 4096, 14336)
 DECODE = plan.gemm(64, 28672, 4096)
 ONE = plan.gemm(1, 28672, 4096)
-FLASH = plan.attention("prefill", 1, 4096, 32, 8)
-CACHE = plan.attention("decode", 32, 4096, 32, 8)
+FLASH = plan.attention("prefill", 1, 4096)
+CACHE = plan.attention("decode", 32, 4096)
 COPY = plan.copy(512 * MIB)
 NORM = plan.elementwise("add_rmsnorm", 8192, 4096)
 EIGHT = plan.gemm(4096, 6144, 4096, "fp8_e4m3")
@@ -146,19 +145,7 @@ def measure_beside(bench: Bench, a: Row, b: Row, first: Partition, second: Parti
             lanes.append(
                 make_lane(bench, launch, rotate=rotate, priority=0, stamped=not lanes, stream=partition.stream)
             )
-    seen = race(bench, *lanes, seconds=0.25)
-    slow = max(1.0, most(bench.comm, seen.b_s / lanes[1].each_s))
-    seen = race(bench, *lanes, seconds=2.2 / slow)
-    share = bench.comm.share
-    return {
-        "a_alone_s": lanes[0].each_s,
-        "b_alone_s": lanes[1].each_s,
-        "a_together_s": share(seen.a_s),
-        "b_together_s": share(seen.b_s),
-        "power_w": [None if math.isnan(p) else p for p in share(seen.power_w)],
-        "a_clock_mhz": share(seen.clock_mhz),
-        "temperature_c": [int(t) for t in share(bench.meter.temperature_c())],
-    }
+    return beside_fields(bench, *lanes, seconds=2.2)
 
 
 def launcher(bench: Bench, work: Row) -> tuple[Callable[[int], None], int]:

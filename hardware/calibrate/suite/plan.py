@@ -131,9 +131,10 @@ def gemm(m: int, n: int, k: int, dtype: str = "bf16") -> PlannedRow:
 
 
 def attention(
-    phase: str, batch: int, seq_len: int, q_heads: int, kv_heads: int, *, causal: bool = True, kv_len: int = 0
+    phase: str, batch: int, seq_len: int, heads: tuple[int, int] = (32, 8), *, causal: bool = True, kv_len: int = 0
 ) -> PlannedRow:
-    """Flash attention; ``kv_len`` where it differs from ``seq_len`` or the row is not causal."""
+    """Flash attention of ``heads`` of queries and of keys; ``kv_len`` where it is not ``seq_len``, or not causal."""
+    q_heads, kv_heads = heads
     row: PlannedRow = {"kind": "attention", "world": 1, "phase": phase, "batch": batch, "seq_len": seq_len}
     if kv_len:
         row["kv_len"] = kv_len

@@ -6,7 +6,6 @@ split over 2, 4, 8 GPUs), Qwen3-30B-A3B and Wan2.1.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from hardware.calibrate.suite.plan import (
 )
 from hardware.calibrate.suite.plans_vllm import vllm
 from hardware.errors import HardwareError
+from inputs.suggest import nearest
 
 RECORDS = ".jsonl"  # what the name of a file of records ends with
 PlanMaker = Callable[[int], list[PlannedRow]]
@@ -62,8 +62,8 @@ def smoke(world: int) -> list[PlannedRow]:
         elementwise("rope", 1024, 40),
         elementwise("cast_fp8", 4096, 4096),
         *(moe_small(kind, 2048) for kind in ("gather", "index_add", "topk_sum")),
-        attention("decode", 8, 2048, 32, 8),
-        attention("prefill", 1, 1000, 32, 8),
+        attention("decode", 8, 2048),
+        attention("prefill", 1, 1000),
         grouped("gate_up", 128, 128),
         small("mix", 64),
         duty("gemm_64x28672x8192", 0.004, 0.008),
@@ -98,8 +98,8 @@ def checks() -> list[PlannedRow]:
         gemm(1, 6144, 4096),
         gemm(256, 4096, 4096),
         copy(256 * MIB),
-        attention("decode", 8, 2048, 32, 8),
-        attention("prefill", 1, 2048, 32, 8),
+        attention("decode", 8, 2048),
+        attention("prefill", 1, 2048),
         elementwise("rope", 1024, 40),
     ]
 
@@ -127,10 +127,10 @@ def calibrate(_: int) -> list[PlannedRow]:
         rows += [elementwise(kind, t, size) for t in (1, 64, 1024, 8192) for size in sizes]
     rows += [elementwise("cast_fp8", t, 4096) for t in (64, 4096)]
     rows += [moe_small(kind, r) for kind in ("gather", "index_add", "topk_sum") for r in (128, 2048, 65536)]
-    rows += [attention("prefill", 1, s, 32, 8) for s in (512, 1000, 4096, 8192)]
-    rows += [attention("prefill", 1, s, 8, 1) for s in (2048, 16384)]
-    rows += [attention("prefill", 1, 4096, 32, 8, causal=False, kv_len=4096)]
-    rows += [attention("decode", b, s, 32, 8) for b, s in ((1, 2048), (1, 8192), (32, 512), (32, 2048), (32, 8192))]
+    rows += [attention("prefill", 1, s) for s in (512, 1000, 4096, 8192)]
+    rows += [attention("prefill", 1, s, (8, 1)) for s in (2048, 16384)]
+    rows += [attention("prefill", 1, 4096, causal=False, kv_len=4096)]
+    rows += [attention("decode", b, s) for b, s in ((1, 2048), (1, 8192), (32, 512), (32, 2048), (32, 8192))]
     rows += [grouped(w, 128, t) for t in (1, 32, 512, 8192) for w in ("gate_up", "down")]
     for work in ("gemm_8192x8192x8192", "gemm_512x28672x8192", "gemm_128x28672x8192", "gemm_64x28672x8192"):
         rows += [duty(work, burst_s, idle_s) for burst_s, idle_s in (BURSTS[0], BURSTS[2], BURSTS[4])]
@@ -242,8 +242,7 @@ def _world_of(row: PlannedRow) -> int:
 
 def _plan(name: str) -> tuple[int, PlanMaker]:
     if name not in PLANS:
-        near = difflib.get_close_matches(name, PLANS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(PLANS)}, or a file of records ({RECORDS})"
+        hint = nearest(name, PLANS, f"known: {', '.join(PLANS)}, or a file of records ({RECORDS})")
         raise HardwareError(f"unknown plan '{name}': {hint}")
     return PLANS[name]
 

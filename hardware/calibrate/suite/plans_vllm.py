@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import NamedTuple
 
 from hardware.calibrate.suite.plan import PlannedRow, at_clock
 
-# name: experts, hidden, ff, top_k
+
+class ExpertSizes(NamedTuple):
+    """The experts of a layer, ``local`` of which are on the measured GPU."""
+
+    experts: int
+    hidden: int
+    ff: int
+    top_k: int
+    local: int
+
+
 QWEN_30B, MIXTRAL, QWEN_235B, DEEPSEEK = (
-    (128, 2048, 768, 8),
-    (8, 4096, 14336, 2),
-    (128, 4096, 1536, 8),
-    (256, 7168, 2048, 8),
+    ExpertSizes(128, 2048, 768, 8, local=128),
+    ExpertSizes(8, 4096, 14336, 2, local=8),
+    ExpertSizes(128, 4096, 1536, 8, local=128),
+    ExpertSizes(256, 7168, 2048, 8, local=32),
 )
 ALL_TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 SOME_TOKENS = (1, 4, 16, 64, 192, 512, 2048, 8192)
@@ -32,30 +43,30 @@ NOTHING: PlannedRow = {"kind": "nothing", "world": 1}  # between the stamps of a
 
 
 def experts(
-    shape: tuple[int, int, int, int],
+    sizes: ExpertSizes,
     tokens: int,
     part: str,
     *,
-    local: int = 0,
     dtype: str = "bf16",
     skew: float = 0.0,
     block: list[int] | None = None,
 ) -> PlannedRow:
-    """Triton experts of one layer; ``local`` of them on this GPU (0: all)."""
-    count, hidden, ff, top_k = shape
-    row: PlannedRow = {"kind": "vllm_experts", "world": 1, "part": part, "tokens": tokens, "experts": count}
-    row |= {"local": local or count, "hidden": hidden, "ff": ff, "top_k": top_k, "skew": skew, "dtype": dtype}
+    """Triton experts of one layer."""
+    row: PlannedRow = {"kind": "vllm_experts", "world": 1, "part": part, "tokens": tokens, "experts": sizes.experts}
+    row |= {"local": sizes.local, "hidden": sizes.hidden, "ff": sizes.ff, "top_k": sizes.top_k}
+    row |= {"skew": skew, "dtype": dtype}
     return row if block is None else {**row, "block": block}
 
 
 def attention(
-    phase: str, batch: int, seq_len: int, heads: int, kv_heads: int, *, kv_len: int = 0, kv_dtype: str = "bf16"
+    phase: str, batch: int, seq_len: int, heads: tuple[int, int] = (32, 8), *, kv_len: int = 0, kv_dtype: str = "bf16"
 ) -> PlannedRow:
-    """FlashAttention 3 over a paged cache."""
+    """FlashAttention 3 over a paged cache, of ``heads`` of queries and of keys."""
+    q_heads, kv_heads = heads
     row: PlannedRow = {"kind": "vllm_attention", "world": 1, "phase": phase, "batch": batch, "seq_len": seq_len}
     if kv_len:
         row["kv_len"] = kv_len
-    return {**row, "q_heads": heads, "kv_heads": kv_heads, "head_dim": 128, "kv_dtype": kv_dtype}
+    return {**row, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 128, "kv_dtype": kv_dtype}
 
 
 def compiled(how: str, width: int, tokens: int) -> PlannedRow:
@@ -85,13 +96,11 @@ def vllm(world: int) -> list[PlannedRow]:
         experts(QWEN_30B, tokens, part) for tokens, part in product(ALL_TOKENS, ("gate_up", "down"))
     ]
     rows += [experts(QWEN_30B, tokens, "all") for tokens in SOME_TOKENS]
-    for shape, local in ((MIXTRAL, 0), (QWEN_235B, 0), (DEEPSEEK, 32)):
-        rows += [
-            experts(shape, tokens, part, local=local) for tokens, part in product(SOME_TOKENS, ("gate_up", "down"))
-        ]
-        rows += [experts(shape, tokens, "all", local=local) for tokens in FEW_TOKENS]
+    for layer in (MIXTRAL, QWEN_235B, DEEPSEEK):
+        rows += [experts(layer, tokens, part) for tokens, part in product(SOME_TOKENS, ("gate_up", "down"))]
+        rows += [experts(layer, tokens, "all") for tokens in FEW_TOKENS]
     rows += [
-        experts(QWEN_30B, tokens, part, local=local)
+        experts(QWEN_30B._replace(local=local), tokens, part)
         for tokens, part, local in product(FEW_TOKENS, ("gate_up", "down"), (64, 32))
     ]
     rows += [experts(QWEN_30B, tokens, part, skew=1.0) for tokens, part in product(FEW_TOKENS, ("gate_up", "all"))]
@@ -100,23 +109,23 @@ def vllm(world: int) -> list[PlannedRow]:
     ]
     blocks = [128, 128]
     rows += [
-        experts(DEEPSEEK, tokens, part, local=32, dtype="fp8_e4m3", block=blocks)
+        experts(DEEPSEEK, tokens, part, dtype="fp8_e4m3", block=blocks)
         for tokens, part in product(SOME_TOKENS, ("gate_up", "down"))
     ]
-    rows += [experts(DEEPSEEK, tokens, "all", local=32, dtype="fp8_e4m3", block=blocks) for tokens in FEW_TOKENS]
+    rows += [experts(DEEPSEEK, tokens, "all", dtype="fp8_e4m3", block=blocks) for tokens in FEW_TOKENS]
     decode = [(1, 512), (1, 8192), (8, 2048), (16, 1024), (32, 512), (32, 2048), (32, 4096), (32, 8192)]
     decode += [(64, 1024), (64, 4096), (128, 512), (128, 2048), (256, 512), (256, 1024)]
-    rows += [attention("decode", batch, seq_len, 32, 8) for batch, seq_len in decode]
-    rows += [attention("decode", batch, seq_len, 32, 4) for batch, seq_len in decode[::2]]
-    rows += [attention("decode", batch, seq_len, 16, 2) for batch, seq_len in decode[1::3]]
-    rows += [attention("decode", batch, seq_len, 8, 1) for batch, seq_len in decode[::3]]
-    rows += [attention("decode", batch, seq_len, 32, 8, kv_dtype="fp8_e4m3") for batch, seq_len in decode]
-    rows += [attention("decode", batch, seq_len, 8, 1, kv_dtype="fp8_e4m3") for batch, seq_len in decode[::3]]
+    rows += [attention("decode", batch, seq_len) for batch, seq_len in decode]
+    rows += [attention("decode", batch, seq_len, (32, 4)) for batch, seq_len in decode[::2]]
+    rows += [attention("decode", batch, seq_len, (16, 2)) for batch, seq_len in decode[1::3]]
+    rows += [attention("decode", batch, seq_len, (8, 1)) for batch, seq_len in decode[::3]]
+    rows += [attention("decode", batch, seq_len, kv_dtype="fp8_e4m3") for batch, seq_len in decode]
+    rows += [attention("decode", batch, seq_len, (8, 1), kv_dtype="fp8_e4m3") for batch, seq_len in decode[::3]]
     prompts = [(1, 512), (16, 512), (1, 2048), (4, 2048), (2, 4096), (1, 8192)]
-    rows += [attention("prefill", batch, seq_len, heads, 8) for (batch, seq_len), heads in product(prompts, (32, 64))]
-    rows += [attention("prefill", batch, seq_len, 32, 4) for batch, seq_len in prompts[::2]]
-    rows += [attention("prefill", 1, 2048, 32, 8, kv_len=kv_len) for kv_len in (4096, 8192, 32768)]
-    rows += [attention("prefill", batch, seq_len, 32, 8, kv_dtype="fp8_e4m3") for batch, seq_len in prompts[3:]]
+    rows += [attention("prefill", batch, seq_len, (heads, 8)) for (batch, seq_len), heads in product(prompts, (32, 64))]
+    rows += [attention("prefill", batch, seq_len, (32, 4)) for batch, seq_len in prompts[::2]]
+    rows += [attention("prefill", 1, 2048, kv_len=kv_len) for kv_len in (4096, 8192, 32768)]
+    rows += [attention("prefill", batch, seq_len, kv_dtype="fp8_e4m3") for batch, seq_len in prompts[3:]]
     shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (8192, 7168))
     many = (1, 16, 64, 128, 192, 256, 512, 2048, 8192)
     scaled = {"kind": "vllm_scaled_gemm", "world": 1}

@@ -13,11 +13,11 @@ from hardware.calibrate.suite.cases import attention_inputs
 from hardware.calibrate.suite.comm import most
 from hardware.calibrate.suite.timing import (
     Bench,
-    EventTimer,
     SteadyReading,
     capture,
     new_slots,
     repeated,
+    rough_s,
     stamps_between,
     steady,
     together,
@@ -117,14 +117,8 @@ def make_lane(
 
     It runs on ``stream``, or on a new one of ``priority``.
     """
-    timer = EventTimer(bench)
-    launch(0)
-    bench.synchronize()
-    start = timer.record()
-    for i in range(3):
-        launch(i)
-    rough_s = most(bench.comm, timer.seconds(start, timer.record()) / 3)
-    count = 1 if bench.dry else max(1, min(200, round(_GROUP_S / rough_s)))
+    each_s = rough_s(bench, launch)
+    count = 1 if bench.dry else max(1, min(200, round(_GROUP_S / each_s)))
     count = -(-count // rotate) * rotate if count > rotate else count
     slots: Any = new_slots(bench, 2) if stamped else None
 
@@ -141,6 +135,23 @@ def make_lane(
     stream = stream or (None if bench.dry else bench.torch.cuda.Stream(priority=priority))
     each_s = most(bench.comm, alone.latency_s)
     return StreamWork(stream=stream, replay=replay, count=count, each_s=each_s, slots=slots)
+
+
+def beside_fields(bench: Bench, a: StreamWork, b: StreamWork, *, seconds: float) -> dict[str, Any]:
+    """The measured fields of a record of two lanes, both of which run for about ``seconds``."""
+    # How much b slows down sets how many of it fill the window: a short trial measures that.
+    slow = max(1.0, most(bench.comm, race(bench, a, b, seconds=0.25).b_s / b.each_s))
+    seen = race(bench, a, b, seconds=seconds / slow)
+    share = bench.comm.share
+    return {
+        "a_alone_s": a.each_s,
+        "b_alone_s": b.each_s,
+        "a_together_s": share(seen.a_s),
+        "b_together_s": share(seen.b_s),
+        "power_w": [None if math.isnan(p) else p for p in share(seen.power_w)],
+        "a_clock_mhz": share(seen.clock_mhz),
+        "temperature_c": [int(t) for t in share(bench.meter.temperature_c())],
+    }
 
 
 def race(bench: Bench, a: StreamWork, b: StreamWork, *, seconds: float) -> PairMeasurement:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hardware.errors import HardwareError
+from inputs.suggest import nearest
 
 HEAD_DIM = 128
 WAN_TEXT_TOKENS = 512
@@ -49,6 +49,4 @@ def shape_of(model: str, shapes: Mapping[str, ModelShape] = SHAPES) -> ModelShap
     try:
         return shapes[model]
     except KeyError:
-        near = difflib.get_close_matches(model, shapes, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(shapes)}"
-        raise HardwareError(f"model = '{model}' is not one the suite can run: {hint}") from None
+        raise HardwareError(f"model = '{model}' is not one the suite can run: {nearest(model, shapes)}") from None

@@ -12,6 +12,7 @@ from typing import Any
 
 from hardware.calibrate.suite.layers import ExpertLayer, Layer, Projection, Rotary
 from hardware.calibrate.suite.profiled import profile_steps
+from hardware.calibrate.suite.routing import draw_routing
 from hardware.calibrate.suite.shapes import HEAD_DIM, shape_of
 from hardware.calibrate.suite.side_stream import SideStream
 from hardware.calibrate.suite.steps_overlap import overlap_step
@@ -119,25 +120,24 @@ class _Dense:
                 return None
 
             def make() -> ExpertLayer:
-                made = ExpertLayer(
-                    bench,
-                    shape,
+                count, rank = shape.experts // ep, bench.comm.rank if ep > 1 else 0
+                routing = draw_routing(
                     tokens=tokens,
+                    experts=shape.experts,
+                    top_k=shape.top_k,
                     skew=float(row.get("expert_skew", 0.0)),
-                    ep=ep,
-                    rank=bench.comm.rank if ep > 1 else 0,
+                    own=range(rank * count, (rank + 1) * count),
                     seed=layer,
                 )
+                made = ExpertLayer(bench, shape, routing, ep=ep)
                 experts.append(made)
                 return made
 
             return make
 
+        cache = (self._batch, cache_tokens) if cache_tokens else None
         self._layers = [
-            Layer(
-                bench, shape, tp=self._tp, fp8=fp8, cache_tokens=cache_tokens, batch=self._batch, forward=forward_of(i)
-            )
-            for i in range(row["layers"])
+            Layer(bench, shape, tp=self._tp, fp8=fp8, cache=cache, forward=forward_of(i)) for i in range(row["layers"])
         ]
         if ep > 1:
             mean = sum(e.rows for e in experts) / len(experts)

@@ -134,6 +134,17 @@ def capture(bench: Bench, body: Callable[[], None], *, priority: int = 0, stream
     return replay
 
 
+def rough_s(bench: Bench, launch: Callable[[int], None]) -> float:
+    """Seconds of one ``launch``, on the slowest rank: mean of three after the first."""
+    timer = EventTimer(bench)
+    launch(0)
+    bench.synchronize()
+    start = timer.record()
+    for i in range(3):
+        launch(i)
+    return most(bench.comm, timer.seconds(start, timer.record()) / 3)
+
+
 def repeated(
     bench: Bench,
     launch: Callable[[int], None],
@@ -150,13 +161,7 @@ def repeated(
     ``launch(i)`` is repetition i; weights rotate with period ``rotate``, which the count is a multiple of
     when it fits.
     """
-    timer = EventTimer(bench)
-    launch(0)
-    bench.synchronize()
-    start = timer.record()
-    for i in range(3):
-        launch(i)
-    each_s = most(bench.comm, timer.seconds(start, timer.record()) / 3)
+    each_s = rough_s(bench, launch)
     count = max(1, min(math.ceil(GRAPH_S / max(each_s, 1e-6)), GRAPH_KERNELS // kernels_each))
     count = min(math.ceil(count / rotate) * rotate, max(GRAPH_KERNELS // kernels_each, rotate, 1))
     if bench.dry:

@@ -1,13 +1,13 @@
 """Resources that decide once an instant, after all requests and releases of that instant.
 
 SimPy calls a resource's ``_do_put`` as soon as a request is made: the first of several simultaneous requests would win
-because its process happened to be created first. A resource here answers SimPy's call (``_trigger_put``) by asking for
+because its process was created first. A resource here answers SimPy's call (``_trigger_put``) by asking for
 an arbitration: one event at the present instant with a lower priority (:data:`ARBITRATE`) than requests, releases and
-governors have. When it surfaces, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
-queue. Releases (``_do_get``) are taken in at once: nobody can tell their order.
+governors have. When it is processed, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
+queue. Releases (``_do_get``) are applied at once: their order has no effect.
 
-Releases, and bytes that have moved while nobody waits for them, take no place in SimPy's schedule; a process that
-yields one goes on at once, as with any event that SimPy has processed.
+Releases, and transfers that end while no process waits for them, are not scheduled as events; a process that yields
+one continues at once, as with any event that SimPy has processed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GOVERNOR, ARBITRATE, UPDATE = (EventPriority(NORMAL + step) for step in (1, 2, 3
 
 
 class Moment(Event):
-    """An event that is sure to come: at the present instant or after ``delay``, with a priority among its peers."""
+    """An event scheduled when it is made: now or after ``delay``, with a priority among events of its instant."""
 
     def __init__(
         self, env: Environment, callbacks: list[Callable[[Any], None]], priority: EventPriority, delay: int | float = 0
@@ -42,7 +42,7 @@ class Moment(Event):
 
 
 class Ask(Put["Arbitrated"]):
-    """A request: what simpy.resources.base.Put does, but that its grant need not look after releases: none waits."""
+    """A request: as simpy.resources.base.Put, but its grant does not trigger releases, of which none ever waits."""
 
     def __init__(self, resource: Arbitrated) -> None:
         self.env = env = resource._env
@@ -54,7 +54,7 @@ class Ask(Put["Arbitrated"]):
 
 
 class Give(Get["Arbitrated"]):
-    """A release: taken in at once, so that it never stands in the queue, and has succeeded when it is made."""
+    """A release: applied at once, so that it is never queued and has succeeded when it is made."""
 
     callbacks = None  # type: ignore[assignment]  # what SimPy sets once an event is processed
     _ok = True
@@ -67,7 +67,7 @@ class Give(Get["Arbitrated"]):
 
 
 def fire(event: Event) -> None:
-    """Let ``event`` succeed: by SimPy's schedule if somebody waits for it."""
+    """Let ``event`` succeed, through SimPy's schedule if a process waits for it."""
     if event.callbacks:
         event.succeed()
     else:
@@ -80,10 +80,10 @@ class Rounds:
     def __init__(self, env: Environment) -> None:
         self.env = env
         self._asked: list[Arbitrated] = []
-        self.tails: dict[int | float, Moment] = {}  # when last rounds of tiles begin, in all pools
+        self.tails: dict[int | float, Moment] = {}  # starts of last rounds of tiles, of all pools
 
     def ask(self, resource: Arbitrated) -> None:
-        """Have ``resource.arbitrate()`` called once, at the end of this instant."""
+        """Schedule one call of ``resource.arbitrate()`` at the end of this instant."""
         if not resource.asked:
             resource.asked = True
             self._asked.append(resource)
@@ -95,7 +95,7 @@ class Rounds:
         if len(asked) > 1:
             asked.sort(key=_by_place)
         for resource in asked:
-            resource.arbitrate()  # requests that it makes itself wait for the next time
+            resource.arbitrate()  # requests made meanwhile wait for the next arbitration
             resource.asked = False
 
 
@@ -128,7 +128,7 @@ class Moving(Arbitrated):
             self.rounds.ask(self)
 
     def come_again(self, ends: Sequence[float]) -> None:
-        """Arbitrate anew when the first of ``ends``, so long from now, has come."""
+        """Schedule the next arbitration at the first of ``ends``, which count from now."""
         first = min(ends, default=math.inf)
         if first < math.inf:
             Moment(self._env, [self._again], NORMAL, first)

@@ -16,7 +16,7 @@ from simpy.core import Environment
 
 from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire, offer
 
-# A transfer of which no more than this share is left has ended: what rounding leaves of a float.
+# A transfer with at most this share left has ended (floating-point rounding).
 DONE = 1e-9
 
 
@@ -25,17 +25,17 @@ class Shares(Protocol):
 
     @property
     def bytes_per_s(self) -> float:
-        """What there is to share."""
+        """The capacity."""
 
     def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool], /) -> list[float]:
-        """What transfers that could use ``demands`` ask for beside each other; ``few`` ones come from few blocks."""
+        """The rates that transfers with ``demands`` request beside each other; ``few``: of kernels with few blocks."""
 
     def divide(self, asked: Sequence[float], weights: Sequence[float], /) -> list[float]:
         """Bytes per unit of time of each."""
 
 
 class Transfer(Ask):
-    """Bytes on their way: fires when all have moved."""
+    """Bytes in transfer: fires when all have moved."""
 
     def __init__(self, resource: Bandwidth[Any], size: float, demand: float, weight: float, few: bool) -> None:
         self.left = self.size = size
@@ -45,14 +45,14 @@ class Transfer(Ask):
         super().__init__(resource)
 
     def moved(self, now: int | float) -> bool:
-        """Let bytes move until ``now``; True when none is left."""
+        """Advance the transfer to ``now``; True when no byte is left."""
         self.left -= self.rate * (now - self.since)
         self.since = now
         return self.left <= DONE * self.size
 
 
 class Stop(Give):
-    """A transfer is given up."""
+    """The cancellation of a transfer."""
 
     def __init__(self, resource: Bandwidth[Any], transfer: Transfer) -> None:
         self.transfer = transfer
@@ -74,11 +74,11 @@ class Bandwidth(Moving, Generic[Rule]):
         return Transfer(self, size, min(demand, self.shares.bytes_per_s), weight, few)
 
     def stop(self, transfer: Transfer) -> Stop:
-        """Give a transfer up; what it has not moved stays in its ``left``."""
+        """Cancel a transfer; its ``left`` keeps the bytes that have not moved."""
         return Stop(self, transfer)
 
     def _do_put(self, event: Transfer) -> bool:
-        """Let a transfer move on, and fire it when all its bytes have moved."""
+        """Advance a transfer, and fire it when all its bytes have moved."""
         if event.moved(self._env.now):
             fire(event)
         return True
@@ -92,7 +92,7 @@ class Bandwidth(Moving, Generic[Rule]):
         return True
 
     def arbitrate(self) -> None:
-        """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
+        """Advance all transfers, divide the bandwidth among those left, and schedule the end of the first one."""
         offer(self, None)
         moving = self.put_queue
         if moving:

@@ -1,7 +1,7 @@
 """The copy engines of one GPU as a SimPy resource: copies that need no SM, at most ``capacity`` at a time.
 
 Copies are served in the order of their priority and of the time at which they were asked for, once an instant
-(:mod:`sim.engine.resources.arbitration`). What they share beside the engines (ports, memory) is not decided here.
+(:mod:`sim.engine.resources.arbitration`). Ports and memory, which they share too, have resources of their own.
 
 >>> from simpy import Environment
 >>> env = Environment()

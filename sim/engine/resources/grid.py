@@ -1,4 +1,4 @@
-"""How the blocks of a kernel come to SMs, and how far a running kernel is: what pools and tiles both need."""
+"""How the blocks of a kernel are placed on SMs, and the progress of a running kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """How the blocks of a kernel come to SMs: what a pool has to know of it.
+    """How the blocks of a kernel are placed on SMs: what a pool grants them by.
 
     ``sms`` is what all blocks ask for, ``tiles`` what they work through, ``cluster`` blocks start together. Where tiles
     stay ``whole``, blocks that start late queue by themselves, and each block has ``own_tiles`` by its number before it
-    fetches any; else further SMs make the kernel faster. ``short`` blocks end all the time, so that a request of higher
+    fetches any; else further SMs make the kernel faster. ``short`` blocks end so often that a request of higher
     priority gets their SMs at once. A ``collective`` starts on whole clusters near one another, once ``cluster_sms``
     are free.
     """
@@ -29,7 +29,7 @@ class Grid:
 
 
 class Progress(Protocol):
-    """How far a running kernel is: the share that is ``left`` at ``updated_ps``, shares a unit of time, its end."""
+    """The progress of a running kernel: the share ``left`` at ``updated_ps``, shares per unit of time, and its end."""
 
     left: float
     rate: float
@@ -38,13 +38,11 @@ class Progress(Protocol):
 
 
 def room(grid: Grid, want: float, free: float, *, scattered: float, loose: bool = False) -> float:
-    """SMs of ``free`` that a collective starts on, which wants ``want``; its blocks come in clusters.
+    """SMs of ``free`` on which a collective starts that requests ``want``; its blocks start in clusters.
 
-    ``scattered`` ones are no two pairs of one GPC. ``loose``: the last round of a product in clusters left them one by
-    one, so that each further cluster of the collective needs four more: of 8 blocks the first four start on 8 of them
-    and the others when the product has ended. (All-gathers of 4 MiB that start in the last round of a product of 256
-    tiles take 103 us, 45 beside it, where they take 48 to 60 alone; beside one of 224 tiles, which leaves 40 SMs, those
-    of 8 MiB take 100, of which 83 beside it: 220 cases in records/h200-sxm-141gb/traces/chunks.)
+    ``scattered`` SMs are no two pairs of one GPC. ``loose``: the last round of a product in clusters freed them one by
+    one, so that each further cluster of the collective needs four more: of 8 blocks the first four start on 8 SMs and
+    the others when the product has ended (docs/laws.md, "Clusters of a collective").
 
     >>> twelve = Grid(sms=12.0, cluster=4, cluster_sms=6.0)
     >>> [room(twelve, 12.0, free, scattered=free) for free in (4.0, 6.0, 10.0, 12.0)]

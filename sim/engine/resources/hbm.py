@@ -1,8 +1,8 @@
 """The memory of one GPU as a SimPy resource: transfers share its bandwidth by the SMs that ask for them.
 
-A share goes with the SMs that a kernel holds times what each has in flight. Few blocks (a collective's) queue behind
-all that the others have in flight, so that they wait before the bandwidth is used up. Shares are divided once an
-instant (:mod:`sim.engine.resources.bandwidth`).
+A share is in proportion to the SMs that a kernel holds times the bytes in flight of each. The few blocks of a
+collective queue behind all bytes in flight of the others, so that they wait before the bandwidth is used up. Shares are
+divided once an instant (:mod:`sim.engine.resources.bandwidth`).
 
 >>> from simpy import Environment
 >>> env = Environment()
@@ -35,7 +35,7 @@ class HbmShares:
     mixed_share: float = 1.0
 
     def divide(self, asked: Sequence[float], weights: Sequence[float]) -> list[float]:
-        """Bytes/s of each of several kernels that ask for so much."""
+        """Bytes/s that each of several kernels gets of its demand."""
         return share(asked, weights, self.bytes_per_s * self.mixed_share)
 
     def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
@@ -52,10 +52,10 @@ class HbmShares:
         ]
 
     def waits(self, loads: Sequence[float], kernels: Sequence[int]) -> list[float]:
-        """How much longer than in an idle memory loads of each kernel are under way behind those of the others.
+        """Latency of each kernel's loads behind those of the others, over that in an idle memory.
 
-        ``loads``: bytes/s that each would move through a memory without limit; ``kernels`` numbers whose they are, as
-        blocks that got their SMs late are a load of their own. What a kernel asks for itself is in its own law.
+        ``loads``: bytes/s that each would move through a memory without limit; ``kernels``: the kernel of each, since
+        blocks that got their SMs late are a load of their own. A kernel's own loads are in its own law.
 
         >>> product, copy = 0.2e12, 96 * 80e9
         >>> [round(wait, 2) for wait in HbmShares(bytes_per_s=3e12).waits([product, copy], [0, 1])]
@@ -78,7 +78,7 @@ class Hbm(Bandwidth[HbmShares]):
 def share_behind_others(
     demand: float, weight: float, others: Sequence[float], other_weights: Sequence[float], cap: float
 ) -> float:
-    """What few blocks get of HBM when others fill it: their requests queue behind all that is in flight.
+    """HBM bytes/s of a kernel with few blocks when others fill the memory: its requests queue behind theirs.
 
     Their level is what the others leave, at least their share by weight; demand and level join as squares of times,
     so that the wait grows with the load and not at once when the last byte a second is asked for.

@@ -25,16 +25,16 @@ from sim.engine.resources.bandwidth import Bandwidth, share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkShares:
-    """The rule: everybody gets as much as anybody, unless it asks for less."""
+    """The rule: max-min fair, equal shares for all that need no less."""
 
     bytes_per_s: float
 
     def asked(self, demands: Sequence[float], _weights: Sequence[float], _few: Sequence[bool]) -> list[float]:
-        """What each asks for: all that it could use."""
+        """Each transfer requests all that it could use."""
         return list(demands)
 
     def divide(self, asked: Sequence[float], _weights: Sequence[float]) -> list[float]:
-        """Bytes/s of each transfer, whatever blocks it comes from."""
+        """Bytes/s of each transfer; the number of its blocks does not count."""
         return share(asked, [1.0] * len(asked), self.bytes_per_s)
 
 

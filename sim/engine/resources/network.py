@@ -1,8 +1,8 @@
 """The network between nodes as SimPy resources: ports of NICs and switches, and transfers that cross several of them.
 
 A transfer (:class:`Crossing`) has streams of equal rate, so many on each port. It stands in the queue of every port
-that it crosses, and each port says at which rate a stream its bandwidth is used up; those of the tightest port get
-that rate, those of the others share what is left (max-min). Shares are divided once an instant.
+that it crosses, and each port computes the rate per stream at which its bandwidth is used up; streams of the port with
+the lowest rate get that rate, those of the others share the rest (max-min). Shares are divided once an instant.
 
 >>> from simpy import Environment
 >>> env = Environment()
@@ -37,7 +37,7 @@ Streams = Sequence[tuple[Port, float]]
 class Crossing(Ask):
     """A transfer over several ports: fires when each of its streams has moved ``size`` bytes.
 
-    One that the engine paces ends with its kernel.
+    One whose rate the engine sets ends with its kernel.
     """
 
     def __init__(self, network: Network, size: float, streams: Streams, demand: float) -> None:
@@ -52,25 +52,25 @@ class Crossing(Ask):
         super().__init__(network)
 
     def moved(self, now: int | float) -> bool:
-        """Let bytes move until ``now``; True when none is left."""
+        """Advance the transfer to ``now``; True when no byte is left."""
         self.left -= self.rate * (now - self.since)
         self.since = now
         return self.left <= DONE * self.size
 
     def go(self, rate: float) -> None:
-        """From now on at ``rate``, which all ports take in."""
+        """Set the ``rate``, which all ports subtract."""
         self.rate, self.decided = rate, True
         for port, count in self.streams:
             port.decide(count, rate)
 
     def leave(self) -> None:
-        """Leave the ports."""
+        """Take the transfer out of the queues of its ports."""
         for port, _ in self.streams:
             port._do_get(self)
 
 
 class End(Give):
-    """A transfer has ended, or is given up; what it has not moved stays in its ``left``."""
+    """A transfer has ended, or is cancelled; its ``left`` keeps the bytes that have not moved."""
 
     def __init__(self, network: Network, crossing: Crossing) -> None:
         self.crossing = crossing
@@ -80,7 +80,7 @@ class End(Give):
 class NetworkPort(BaseResource[Any, Any]):
     """One port: the transfers that cross it stand in its queue, and it decides the rates of those that it holds up.
 
-    While shares are divided it knows what its decided streams leave, and how many are not decided yet.
+    While shares are divided it keeps the bandwidth left by decided streams, and the number of undecided ones.
     """
 
     def __init__(self, env: Environment, port: Port) -> None:
@@ -94,21 +94,21 @@ class NetworkPort(BaseResource[Any, Any]):
 
     @property
     def level(self) -> float:
-        """The rate of a stream at which the open ones use up what is left."""
+        """The rate per stream at which the undecided ones use up the bandwidth left."""
         return max(self.left, 0.0) / self.open_ if self.open_ > DONE else math.inf
 
     def decide(self, count: float, rate: float) -> None:
-        """So many of the open streams go at ``rate``."""
+        """A number of the undecided streams get ``rate``."""
         self.left -= count * rate
         self.open_ -= count
 
     def fill(self, rate: float) -> None:
-        """This port is full once its open streams go at ``rate``: offer them to ``_do_put``."""
+        """This port is full once its undecided streams get ``rate``: offer them to ``_do_put``."""
         self.rate = rate
         offer(self, None)
 
     def _do_put(self, event: Crossing) -> bool:
-        """Let a transfer whose rate no tighter port has decided go at this one's; it stays in the queue."""
+        """Give an undecided transfer the rate of this port; it stays in the queue."""
         if not event.decided:
             event.go(self.rate)
         return True
@@ -137,11 +137,11 @@ class Network(Moving):
         return Crossing(self, size, streams, demand)
 
     def end(self, crossing: Crossing) -> End:
-        """A transfer has ended, or is given up."""
+        """A transfer has ended, or is cancelled."""
         return End(self, crossing)
 
     def divide(self) -> None:
-        """Give every transfer that is on its way its max-min rate (progressive filling)."""
+        """Give every transfer its max-min rate (progressive filling)."""
         for port in self.ports.values():
             port.begin()
         open_: list[Crossing] = list(self.put_queue)
@@ -159,7 +159,7 @@ class Network(Moving):
             open_ = [one for one in open_ if not one.decided]
 
     def _do_put(self, event: Crossing) -> bool:
-        """Let a transfer move on, and fire it when all its bytes have moved."""
+        """Advance a transfer, and fire it when all its bytes have moved."""
         if event.moved(self._env.now):
             event.leave()
             fire(event)
@@ -177,7 +177,7 @@ class Network(Moving):
         return True
 
     def arbitrate(self) -> None:
-        """Let all move on, divide the bandwidth among those that are left, and come again when the first one ends."""
+        """Advance all transfers, divide the bandwidth among those left, and schedule the end of the first one."""
         super().arbitrate()
         self.divide()
         self.come_again([one.left / one.rate for one in self.put_queue if one.rate])

@@ -1,11 +1,11 @@
-"""The SMs of one GPU, or of one partition of it: a SimPy resource whose blocks come and go one by one.
+"""The SMs of one GPU, or of one partition of it: a SimPy resource granted block by block.
 
-A kernel asks for SMs for all its blocks. Requests are served by priority, then by the time at which they were made;
-the first that gets nothing keeps the others waiting. A kernel starts on fewer SMs than it asks for; its other blocks
-join in before kernels that asked later begin, or, where each block has tiles of its own, queue as a request of their
-own (:mod:`sim.engine.resources.tiles`). Kernels of short blocks give their SMs to requests of higher priority at once.
-While somebody waits, SMs that a kernel's last round of blocks does not need go back early. The pool arbitrates once an
-instant (:mod:`sim.engine.resources.arbitration`).
+A kernel asks for SMs for all its blocks. Requests are served by priority, then by the time at which they were made; the
+first that gets nothing keeps the others waiting. A kernel starts on fewer SMs than it asks for; its other blocks join
+in before kernels that asked later begin, or, where each block has tiles of its own, queue as a request of their own
+(:mod:`sim.engine.resources.tiles`). Kernels of short blocks give their SMs to requests of higher priority at once.
+While a request waits, SMs that a kernel's last round of blocks does not need are released early. The pool arbitrates
+once an instant (:mod:`sim.engine.resources.arbitration`).
 
 >>> from simpy import Environment
 >>> env = Environment()
@@ -43,9 +43,9 @@ from sim.engine.resources.tiles import WHOLE, Split, begin_late, last_round, spl
 class Blocks(Ask):
     """A kernel's request for SMs: fires when its first blocks start.
 
-    ``held`` SMs are out of the pool, ``sms`` set the pace: more than are held once the tail has let some go. Blocks of
-    a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing. ``part``
-    and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
+    ``held`` SMs are out of the pool, ``sms`` set the rate: more than are held once the last round has released some.
+    Blocks of a kernel that was recorded with the others beside it start ``at_once``: on what is free, even on nothing.
+    ``part`` and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
     """
 
     progress: Progress | None = None
@@ -55,7 +55,7 @@ class Blocks(Ask):
     held = 0.0
     part = WHOLE
     fill = 1.0
-    tail_due: int | float = -1  # when SMs go back early
+    tail_due: int | float = -1  # when SMs are released early
 
     def __init__(self, pool: Arbitrated, grid: Grid, key: tuple[float, ...], wanted: float) -> None:
         self.grid = grid
@@ -64,7 +64,7 @@ class Blocks(Ask):
         super().__init__(pool)
 
     def thin(self, rounds: int) -> float:  # noqa: ARG002 - kernels of the engine know
-        """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
+        """Least time of the last of ``rounds``, with few tiles, as a share of a round's."""
         return 1.0
 
     def late(self, wanted: float) -> Self:
@@ -73,7 +73,7 @@ class Blocks(Ask):
 
 
 class Return(Give):
-    """What ``blocks`` held goes back when their kernel has ended; ``keep`` SMs stay where it only lets some go."""
+    """A release of the SMs of ``blocks``, all at the end of their kernel, or all but ``keep``."""
 
     __slots__ = ("blocks", "env", "keep", "resource")
 
@@ -104,10 +104,10 @@ class SmPool(Arbitrated):
     def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, place: int = 0) -> None:
         super().__init__(env, capacity, rounds, place)
         self.free = float(capacity)
-        self.scattered = 0.0  # of the free ones: left over by a product's clusters, no two pairs of one GPC
-        self.loose = False  # some of the free ones were left by the last round of a product in clusters
+        self.scattered = 0.0  # free SMs beside a product's clusters, no two pairs of one GPC
+        self.loose = False  # some free SMs were released by the last round of a product in clusters
         self.users: list[Blocks] = []
-        self.on_change: Callable[[], None] = _nothing  # after an arbitration that left somebody waiting, or grew one
+        self.on_change: Callable[[], None] = _nothing  # after an arbitration with a request left, or a grown one
         self.rushed = False  # some requests start at once, on whatever is free
         self._late: list[Blocks] = []
         self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
@@ -223,17 +223,14 @@ class SmPool(Arbitrated):
         return free - free % (grid.sms_per_block * grid.cluster)
 
     def _more(self, blocks: Blocks) -> float:
-        """SMs that further blocks of a kernel can start on.
-
-        Where few are free, blocks of a collective run one after the other: 32 ended beside a kernel that left them 6.
-        """
+        """SMs that further blocks of a kernel can start on; a collective's run in turns where few are free."""
         want, grid = blocks.wanted - blocks.held, blocks.grid
         if not grid.collective:
             return min(want, self.free)
         return room(grid, want, self.free, scattered=self.scattered, loose=self.loose)
 
     def _grow(self, users: Iterable[Blocks]) -> bool:
-        """Blocks that have waited for SMs, of kernels that run, get those that are free."""
+        """Grant free SMs to waiting blocks of running kernels."""
         grew = False
         waiting = [user for user in users if user.held < user.wanted]
         for blocks in sorted(waiting, key=_by_key) if len(waiting) > 1 else waiting:
@@ -260,7 +257,7 @@ class SmPool(Arbitrated):
     # -- tails ------------------------------------------------------------------------------------------------
 
     def arm_tails(self, now: int | float) -> None:
-        """Somebody waits: SMs that the last round of a running kernel does not need go back when it begins."""
+        """A request waits: schedule the release of SMs that the last round of each running kernel does not need."""
         for blocks in self.users:
             progress = blocks.progress
             if not blocks.grid.whole or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
@@ -279,7 +276,7 @@ class SmPool(Arbitrated):
                 tail.callbacks.append(partial(self._on_tail, blocks))
 
     def _on_tail(self, blocks: Blocks, _: Moment) -> None:
-        """A kernel's last round begins, unless its pace has changed since."""
+        """A kernel's last round begins, unless its rate has changed since."""
         now = self._env.now
         self.rounds.tails.pop(now, None)
         if blocks.tail_due == now and blocks in self.users:

@@ -1,6 +1,6 @@
-"""A stream as a SimPy resource: kernels that a host launches, handed out in order, one at a time.
+"""A stream as a SimPy resource: kernels that a host launches, started in order, one at a time.
 
-A launch brings one kernel or, as a graph does, many at once. The front end of the GPU takes turns: a turn fires with
+A launch is of one kernel or, of a graph, of many at once. The front end of the GPU requests turns: a turn fires with
 the next kernel once that is launched and the one before it has ended. A stream that holds ``capacity`` kernels makes
 the host wait.
 
@@ -59,12 +59,12 @@ class Turn(Get["Stream"]):
             stream._trigger_get(None)
 
     def take(self, kernel: Any) -> None:
-        """The next kernel's turn has come."""
+        """The next kernel may start."""
         self.succeed(kernel)
 
 
 class Turns(Turn):
-    """A front end that asks once for all kernels: it stays in the queue, and is called with each in its turn."""
+    """A front end with one request for all kernels: it stays in the queue and is called with each in order."""
 
     def __init__(self, stream: Stream, take: Callable[[Any], None]) -> None:
         self.take = take  # type: ignore[method-assign,assignment]  # one call less a kernel
@@ -72,7 +72,7 @@ class Turns(Turn):
 
 
 class Stream(BaseResource[Launch, Turn]):
-    """Launched kernels in order; see the module docstring. The host and the order of calls decide, at once."""
+    """Launched kernels in order; see the module docstring. Requests are served at once, in the order of the calls."""
 
     def __init__(self, env: Environment, capacity: float = math.inf) -> None:
         super().__init__(env, capacity)
@@ -89,17 +89,17 @@ class Stream(BaseResource[Launch, Turn]):
         return Turn(self)
 
     def turns(self, take: Callable[[Any], None]) -> Turns:
-        """Have ``take`` called with every kernel when its turn has come."""
+        """Have ``take`` called with every kernel when it is the next one."""
         return Turns(self, take)
 
     def end(self) -> None:
-        """The kernel whose turn it was has ended."""
+        """The running kernel has ended."""
         self.busy = False
         if self.waiting:
             self._trigger_get(None)
 
     def _do_put(self, event: Launch) -> bool:
-        """Take launched kernels in, if there is room (a launch of more than there can ever be: when nobody waits)."""
+        """Take launched kernels in, if there is room; a launch beyond the capacity only when no kernel waits."""
         if self.waiting and self.waiting + len(event.kernels) > self.capacity:
             return False
         self.waiting += len(event.kernels)
@@ -108,7 +108,7 @@ class Stream(BaseResource[Launch, Turn]):
         return True
 
     def _do_get(self, event: Turn) -> bool:
-        """Hand the next kernel out, unless one still runs or none is launched."""
+        """Start the next kernel, unless one still runs or none is launched."""
         if self.busy or not self.waiting:
             return False
         self.busy = True

@@ -1,7 +1,7 @@
-"""Tiles of a kernel whose blocks start at different times: which part of it works through how many, and how long.
+"""Tiles of a kernel whose blocks start at different times: how many each part processes, and for how long.
 
-Each block has some tiles by its number; further ones go to whoever is free. A kernel that starts on part of its SMs is
-split: its late blocks are a part of their own. Parts are dealt their tiles anew whenever one begins.
+Some tiles are assigned to each block by its number; blocks that are free fetch further ones. A kernel that starts on
+part of its SMs is split: its late blocks are a part of their own. Tiles are assigned anew whenever a part starts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import NamedTuple, Protocol
 
 from sim.engine.resources.grid import Grid, Progress
 
-# Rounds beyond which those that are all alike are not gone through one by one.
+# Beyond so many rounds equal ones are computed at once.
 MANY_ROUNDS = 100_000
 
 
 @dataclass(slots=True)
 class TileRounds:
-    """What ``slots`` blocks fetch that are ready after ``ready`` rounds; ``last`` are busy in the last (``lasts``)."""
+    """Rounds of tiles that ``slots`` blocks fetch, free after ``ready`` rounds.
+
+    ``last`` of them work in the last round, which takes ``lasts`` of one.
+    """
 
     ready: float
     slots: float
@@ -31,7 +34,7 @@ class TileRounds:
 
 
 def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
-    """Hand ``tiles`` to whichever of ``parts`` is ready first; a last round of few takes ``thin`` of one at least.
+    """Assign ``tiles`` to the first free of ``parts``; a last round of few tiles takes at least ``thin`` of one.
 
     >>> parts = [TileRounds(ready=2.0, slots=100.0), TileRounds(ready=2.4, slots=32.0)]
     >>> fetch(parts, 164)
@@ -42,9 +45,7 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
     heapify(ready)
     slots = sum(part.slots for part in parts)
     while tiles > 1e-6:
-        if (
-            0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0
-        ):  # from here on each in turn, for long
+        if 0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0:  # equal rounds from here on
             rounds = tiles // slots - 1.0
             for part in parts:
                 part.ready, part.fetched = part.ready + rounds, part.fetched + rounds * part.slots
@@ -60,7 +61,7 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
 
 
 class Part(NamedTuple):
-    """The part of a kernel that some blocks do: its rounds of tiles, all and those behind it, and what they hold.
+    """The part of a kernel that some of its blocks process: its rounds of tiles, all and those done, and its SMs.
 
     ``fetched`` tiles go beyond its blocks' own, the joules of ``billed`` ones are spent. In its last round, which takes
     ``lasts`` of one, ``last`` blocks are busy. ``fill``: tiles of a round that it goes through over the mean of the
@@ -76,7 +77,7 @@ class Part(NamedTuple):
     fill: float = 1.0
 
 
-WHOLE = Part()  # before any tile is dealt
+WHOLE = Part()  # before any tile is assigned
 
 
 class BlockRequest(Protocol):
@@ -89,14 +90,14 @@ class BlockRequest(Protocol):
     fill: float
 
     def thin(self, rounds: int) -> float:
-        """What the last of ``rounds``, with few tiles, takes of a round's time at least."""
+        """Least time of the last of ``rounds``, with few tiles, as a share of a round's."""
 
 
 class Dealing(NamedTuple):
     """How the tiles of a kernel go to its blocks.
 
-    The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last of which ``full`` of the blocks
-    have at all; ``fetched`` tiles go to whoever is free. A last, thin round takes ``thin`` of a round's time at least.
+    The whole has ``rounds`` of tiles; each block has ``own`` by its number, the last one only a share ``full`` of the
+    blocks; ``fetched`` tiles go to blocks that are free. A last round of few tiles takes at least ``thin`` of a round.
     ``fill``: tiles of a full round over those of the mean round of the whole.
     """
 
@@ -109,7 +110,7 @@ class Dealing(NamedTuple):
 
 
 class Split:
-    """A kernel whose blocks started at different times: ended when its last part has."""
+    """A kernel whose blocks started at different times: it ends with its last part."""
 
     __slots__ = ("begun", "dealing", "energy_j", "own", "parts", "rounds", "start_ps")
 
@@ -122,12 +123,12 @@ class Split:
         self.start_ps = -1
 
     def join(self, part: BlockRequest, now_ps: int) -> None:
-        """Blocks of the kernel start: from now on they do their share of its tiles."""
+        """Blocks of the kernel start: from now on they process their share of its tiles."""
         self.begun.append(part)
         share_out(self, part.grid.sms_per_block, now_ps)
 
     def ended(self, part: BlockRequest) -> bool:
-        """Take in a part that has ended; True of the last one."""
+        """Count a part that has ended; True for the last one."""
         self.parts -= 1
         self.begun.remove(part)
         if not self.parts:
@@ -139,8 +140,8 @@ class Split:
 def split_of(blocks: BlockRequest) -> Split:
     """A kernel that begins on part of its SMs.
 
-    Where memory sets the pace, tiles of a last, thin round take the time of their arithmetic alone (28 us after 86 in a
-    product of 128 rows, waiting.jsonl).
+    Where memory bounds it, tiles of a last round of few tiles take the time of their arithmetic alone (docs/laws.md,
+    "Late blocks").
     """
     grid = blocks.grid
     slots = grid.sms / grid.sms_per_block
@@ -153,7 +154,7 @@ def split_of(blocks: BlockRequest) -> Split:
 
 
 def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
-    """Set how long each part of a kernel still runs: its own tiles, then what it fetches before the others do.
+    """Set the remaining time of each part of a kernel: its own tiles, then those that it fetches before the others.
 
     What a part has left is in units of the rounds that the whole kernel takes, all its blocks at once. Joules go by
     tiles: each part is billed for those it has still to do, evenly over the rounds that it still goes through.
@@ -174,9 +175,9 @@ def share_out(split: Split, sms_per_block: float, now_ps: int) -> None:
         progress.due_ps = -1  # its end is another now
 
 
-@lru_cache(maxsize=4096)  # equal ranks and layers deal equal tiles
+@lru_cache(maxsize=4096)  # equal ranks and layers have equal tiles
 def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tuple[tuple[float, Part], ...]:
-    """What is left of each part of a kernel, and the part, its tiles dealt anew; ``parts``: slots, left, part."""
+    """The share left of each part, and the part with its tiles assigned anew; ``parts``: slots, left, part."""
     rounds, own, pool, full, thin, fill = dealing
     turns: list[TileRounds] = []
     begun_parts: list[Part] = []
@@ -211,10 +212,10 @@ def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tupl
 
 
 def begin_late(progress: Progress, share: float, now_ps: int) -> None:
-    """Blocks of a collective start that have waited for SMs, while a ``share`` of its blocks ran, in turns.
+    """Start blocks of a collective that have waited for SMs while a ``share`` of its blocks ran, in turns.
 
-    Each block moves its own part of the data, which nobody does for it: the collective lasts until the late ones have
-    done theirs. Only where the last turn has begun nothing is left for them.
+    Each block moves its own part of the data: the collective lasts until the late ones have moved theirs, unless its
+    last turn has begun.
 
     >>> from types import SimpleNamespace
     >>> half = SimpleNamespace(left=0.75, rate=0.0, updated_ps=0)
@@ -234,7 +235,7 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
 
 
 def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]:
-    """What the last round of a kernel, or of a part of one, is of the kernel's time, and the SMs that it needs."""
+    """The last round of a kernel, or of a part of one, as a share of the kernel's time, and the SMs that it needs."""
     grid = blocks.grid
     if split is not None:
         return blocks.part.lasts / split.rounds, blocks.part.last * grid.sms_per_block

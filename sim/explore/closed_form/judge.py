@@ -57,17 +57,28 @@ class Verdict:
     changes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """How often scenarios are split at random into halves, and how many samples of the first half are fitted on."""
+
+    number: int
+    samples: int
+    seed: int
+
+    def rng(self, split: int) -> np.random.Generator:
+        """The random numbers of one split."""
+        return np.random.default_rng([self.seed, split])
+
+
 def judge(
     samples: Sequence[Sample],
+    splits: Splits,
     *,
-    count: int,
-    seed: int,
-    splits: int,
     more: Sequence[Sample] = (),
     search: bool = False,
     step: Callable[[int], None] = lambda _done: None,
 ) -> Verdict:
-    """Fit on ``count`` samples of one half of the scenarios and judge on the other half, ``splits`` times.
+    """Fit on samples of one half of the scenarios and judge on the other half, at each of ``splits``.
 
     ``more`` are samples of scenarios that are never judged on: with them, a random forest gets FOREST_SAMPLES.
     ``search`` looks for other formulas by symbolic regression; ``step`` gets how many splits are done. The
@@ -82,12 +93,12 @@ def judge(
     errors: dict[str, list[float]] = {f"{name}_{phase}": [] for name in ("latency", "energy") for phase in PHASES}
     forms: dict[str, Fitted] = {}
     formulas: dict[str, str] = {}
-    for split in range(splits):
+    for split in range(splits.number):
         step(split)
-        rng = np.random.default_rng([seed, split])
+        rng = splits.rng(split)
         order = rng.permutation(len(works))
         seen = [s for i in order[: len(works) // 2] for s in groups[works[i]]]
-        train = draw(seen, count, rng)
+        train = draw(seen, splits.samples, rng)
         fitted = rivals.fitted(train)
         forms = forms or fitted
         ways = {
@@ -96,8 +107,8 @@ def judge(
             "fewest GPUs that fit": rivals.fewest_gpus,
             "fewest GPUs, on the machine that is best most often": rivals.fewest_on_best(seen),
             "quickest layout": rivals.latency_optimal,
-            f"bilinear in tokens, {count} samples": rivals.bilinear(train),
-            f"random forest, {count} samples": rivals.forest(train),
+            f"bilinear in tokens, {splits.samples} samples": rivals.bilinear(train),
+            f"random forest, {splits.samples} samples": rivals.forest(train),
             f"random forest, all {len(works) // 2} scenarios of the half": rivals.forest(seen),
         }
         if more:
@@ -107,7 +118,7 @@ def judge(
         if search:
             found = {phase: symbolic.search(train, phase, seed=split) for phase in PHASES}
             formulas = formulas or {phase: one.formula for phase, one in found.items()}
-            ways[f"symbolic regression, {count} samples"] = symbolic.searched(found)
+            ways[f"symbolic regression, {splits.samples} samples"] = symbolic.searched(found)
         for i in order[len(works) // 2 :]:
             group = groups[works[i]]
             for name, way in ways.items():
@@ -123,24 +134,22 @@ def judge(
         searched=formulas,
         scores={name: score.summary() for name, score in scores.items()},
         errors={name: interval(values) for name, values in errors.items()},
-        larger_batches=_larger(groups, count=count, seed=seed, splits=splits),
+        larger_batches=_larger(groups, splits),
         scenarios=len(works),
         fewest_layouts=min(len(group) for group in groups.values()),
         changes=sum(a != b for a, b in pairwise(best)),
     )
 
 
-def _larger(
-    groups: dict[tuple[str, int, int, int], list[Sample]], *, count: int, seed: int, splits: int
-) -> dict[str, Interval]:
+def _larger(groups: dict[tuple[str, int, int, int], list[Sample]], splits: Splits) -> dict[str, Interval]:
     """Trained on batches up to 32, judged on larger ones; empty when the samples do not span that."""
     small = [s for work, group in groups.items() if work[1] <= 32 for s in group]
     large = [group for work, group in groups.items() if work[1] > 32]
-    if len(small) < count or not large:
+    if len(small) < splits.samples or not large:
         return {}
     score = Score()
-    for split in range(splits):
-        way = rivals.closed_form(rivals.fitted(draw(small, count, np.random.default_rng([seed, split]))))
+    for split in range(splits.number):
+        way = rivals.closed_form(rivals.fitted(draw(small, splits.samples, splits.rng(split))))
         for group in large:
             score.add(group, way(group))
     return score.summary()

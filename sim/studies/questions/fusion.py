@@ -10,6 +10,7 @@ from typing import Literal
 from sim.result.timeline import Timeline
 from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
+from sim.studies.prose import prose
 from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
 
 Launch = Literal["graph", "eager"]
@@ -154,20 +155,7 @@ def _answer(rows: Sequence[Saving]) -> str:
     return "## Against the published figures\n\n" + "\n".join(points) + "\n\n" + WHY
 
 
-WHY = """## Why
-
-- In prefill a fusion saves traffic: the fused sum and norm moves four arrays of activations instead of five, activation
-  and gate three instead of five. Products are compute-bound and cost the same in one kernel or two, apart from a last
-  wave of tiles that runs half empty: this is why short prompts gain more. The cap holds power where it is, so that
-  energy falls as time does. Where fusion does not pay (sum and norm of 1,024 tokens), the arrays of the parts fit the
-  L2 cache in our law and those of the fused kernel do not; nobody measured that corner.
-- In a decode step that replays a graph every kernel is short, and what is saved is fixed time. The narrow products K
-  and V are far too small to draw the full bandwidth; read together with Q they are nearly free. Time falls more than
-  energy: what is cut out is time at low power, so that the mean power rises.
-- Launched one by one (eager), a decode step waits for its host wherever a kernel ends before the next is launched, and
-  a third of the launches is gone. A graph saves least by fusion, a step that its host holds back most: between the two
-  lies every serving engine.
-- Energy is that of the GPUs; what fewer launches save on the host is not counted."""
+WHY = prose("fusion", "why")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

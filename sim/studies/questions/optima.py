@@ -17,6 +17,7 @@ from hardware.catalog import load_gpu
 from sim.errors import MemoryShortError
 from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
+from sim.studies.prose import prose
 from sim.studies.questions.page import CLOSED_FORM, command, head
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
@@ -174,23 +175,8 @@ QUESTION = (
     "answer. We take Llama-3-8B and 70B, batch 1 to 64, three pairs of input and output lengths, tensor and pipeline "
     "degrees up to eight GPUs together, and count in three ways."
 )
-LEGEND = (
-    "*GPUs in use*: energy of the GPUs that a layout uses. *All 8, others idle*: the node's other GPUs idle meanwhile. "
-    "*Layouts of 8*: only layouts over all eight. *Differ*: quickest and most frugal layout are two. *Dear*: the "
-    "quickest needs over 2 % more energy. *Energy above best*: what the quickest layout adds, *time above best*: what "
-    "the most frugal one adds, means over scenarios."
-)
-WHY = """## Why
-
-- Where the number of GPUs is free, the two optima nearly always differ: every GPU more shortens a pass, and adds
-  all-reduces, narrower products and idle power of its own. The quickest layout takes all GPUs, the most frugal as few
-  as hold the work.
-- A node that is switched on anyway changes that: a pass that ends sooner saves the idling of the rest, and the optimum
-  moves to more GPUs, in decode more than in prefill: there a GPU in use draws less, and idling weighs more.
-- Between layouts of eight GPUs energy follows time more closely, and in decode the optima are one. In prefill pipeline
-  stages exchange less than tensor groups and pay with bubbles: where sequences are few or links are fast, tensor
-  parallelism is quickest and most frugal; where the batch fills the pipeline, a bubble at idle power can be cheaper in
-  joules than an all-reduce, and still cost time."""
+LEGEND = prose("optima", "legend")
+WHY = prose("optima", "why")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from sim.serving.cost import Cost
 from sim.serving.spec import ServeSpec
 from sim.serving.transfers import transfer_cost
 from sim.studies.fidelity_tables import table
+from sim.studies.prose import prose
 from sim.studies.questions.page import ENERGYLENS, command, head
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
@@ -237,25 +238,8 @@ QUESTION = (
     f"{TTFT_S:g} s and {1e3 * TPOT_S:.0f} ms a token. Decode runs the largest batch that fits in memory and meets the "
     "time a token; queues are not part of it (`wattline serve` has them)."
 )
-LEGEND = (
-    "Joules are of all GPUs for one request. *Fits*: sequences of full length that memory holds in decode. *Move*: the "
-    "prompt's KV cache to the other side, energy above idle on both. *Together*: one layout and clock for both phases, "
-    "the best of all; *free clock*: the best without a locked clock. *Saved*: of *together*. Locked clocks were never "
-    "measured on our H100: there the laws of time and voltage speak unchecked."
-)
-WHY = """## Why
-
-- A prefill is compute-bound: more GPUs add all-reduces and take energy, so that the fewest that meet the time to first
-  token win. A decode step reads weights: memory left over for caches lets a larger batch share that reading, and more
-  GPUs give more room than they cost, until the time a token binds.
-- A lower clock lowers the voltage and with it the energy of every operation, down to the clock where the voltage stops
-  falling; below it only the time grows, and idling with it. Both phases want a clock near there, or the lowest that
-  their limit allows: most of what a static plan can save lies in the clock (*free clock* against *together*), less in
-  the split. {floors} Measured optima of an A100 lie at 960 MHz for large work (the measurements published with
-  EnergAIzer, arXiv [2604.20105](https://arxiv.org/abs/2604.20105)).
-- Moving the cache costs next to nothing over NVLink: 320 KiB a token, a fraction of a joule, against hundreds for
-  computing it. What a split costs is not joules but GPUs: each side holds its own weights, and the sides must be sized
-  to one another (*prefill groups a decode group*)."""
+LEGEND = prose("split", "legend")
+WHY = prose("split", "why")
 
 
 def _floors() -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sim.errors import MemoryShortError
 from sim.run.runner import simulate
 from sim.studies.fidelity_tables import percent, table
+from sim.studies.prose import prose
 from sim.studies.questions.page import ENERGYLENS, Phase, command, head, verdict
 
 GPUS = ("a100-sxm-80gb", "h100-sxm-80gb")
@@ -138,21 +139,8 @@ QUESTION = (
     "to 64, decode at batch 1 to 16. We take Llama-3-70B over these, and decode to batch 64 too; what does not fit in "
     "memory is left out."
 )
-LEGEND = (
-    "Factors between the most and the least energy per token (all GPUs): over the whole grid; among configurations of "
-    "one length; among those that differ in nothing but batch, or but tensor-parallel degree. The last columns "
-    "are what all-reduces take of energy and GPU time with eight GPUs, waiting included."
-)
-WHY = """## Why
-
-- Decode spreads because a step reads every weight once, for one sequence or for 64: energy per token falls nearly as
-  one over the batch, until attention to each sequence's own cache weighs as much. The factor is therefore the range of
-  batches that one allows, less what caches add: a grid that ends at 16 cannot reach 52.9, one that ends at 64 can.
-- Prefill hardly spreads, because its products are compute-bound at any batch: what is left is what more GPUs add
-  (all-reduces, narrower products), and, for short prompts, the weights read for few tokens.
-- All-reduces: ours were measured on two and four H100s; eight GPUs, and any A100, are the law carried on. The
-  published share was measured on eight A100s, so that this miss is ours until somebody measures. GPUs that move data
-  draw far less than GPUs that multiply: all-reduces take more of the time than of the energy."""
+LEGEND = prose("spread", "legend")
+WHY = prose("spread", "why")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
