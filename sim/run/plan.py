@@ -26,6 +26,7 @@ from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.result.outcome import Outcome
+from sim.run.guide import PowerGuide
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
 from sim.shortcuts.context_buckets import error_bound
@@ -48,6 +49,11 @@ class PieceSequence:
     sequence: tuple[Repeated, ...]
     phases: tuple[tuple[str, ...], ...]
     first_op: tuple[NDArray[np.int64], ...]
+
+    @cached_property
+    def guide(self) -> PowerGuide:
+        """Of searches for its settled clock, which learn from one another."""
+        return PowerGuide(self.sequence, len(self.folding.classes))
 
 
 @dataclass(kw_only=True, eq=False)

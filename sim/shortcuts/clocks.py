@@ -56,9 +56,10 @@ class ClockCurves:
 
 
 @lru_cache(maxsize=64)
-def grid_of(gpu: GpuModel) -> ClockCurves:
-    """The grid of a GPU type."""
-    clocks = [clock_of(gpu, step) for step in range(top_step(gpu) + 1)]
+def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:
+    """The grid of a GPU type, or ``every`` so manieth step of it and the last one."""
+    top = top_step(gpu)
+    clocks = [clock_of(gpu, step) for step in (*range(0, top, every), top)]
     return ClockCurves(
         clock_hz=np.array(clocks),
         clock_fraction=np.array(clocks) / gpu.reference_clock_hz,
@@ -114,12 +115,13 @@ def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False) -> K
     if found is None:
         if len(tables) > MAX_TABLES:
             tables.clear()
-        found = tables[key] = _computed_curves(model, class_id, waits=waits)
+        found = tables[key] = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
     return found
 
 
-def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> KernelCurves:
-    gpu, grid = model.gpu, grid_of(model.gpu)
+def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: bool = False) -> KernelCurves:
+    """The same at the clocks of ``grid``, not remembered."""
+    gpu = model.gpu
     member = model.member(class_id, model.grid(class_id).sms, waits)
     terms = member.terms
     rate = per_run_j = np.zeros_like(grid.clock_hz)

@@ -1,0 +1,137 @@
+"""Which clocks are worth a run: the guide of a search for the settled clock of work whose kernels overlap.
+
+Each look at such work's mean power is a run of the engine. What its kernels would draw one after another
+(:mod:`sim.shortcuts.clocks`) costs next to nothing at all clocks at once, and what overlap adds to that changes little
+from clock to clock: after one run the next clock is within a step or two of the answer. The guide only chooses where
+to look. The answer is that of the runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.running import GpuModel
+from sim.shortcuts.clocks import clock_of, curves_at, grid_of, top_step
+from sim.shortcuts.pieces import Repeated
+
+Floats = NDArray[np.float64]
+
+# Curves are worked out at one of so many steps of the grid; between them power is as good as straight.
+EVERY = 16
+# Mean power over that of the kernels one after another, before any look: 1.04 to 1.11 in Llama-3-70B prefills of
+# 1024 to 12,288 tokens in 4 chunks beside 4 to 24 blocks, TP4, where they settle (400 to 700 W).
+FIRST_RATIO = 1.07
+# So often in a row the same end of a search may come nearer before it goes further each time than the guide says.
+SAME_END = 3
+
+
+class PowerGuide:
+    """Expected mean power of each of ``gpus`` over a repetition of ``sequence``, and what looks have found of it."""
+
+    def __init__(self, sequence: Sequence[Repeated], gpus: int) -> None:
+        model = sequence[0].piece.model.gpu
+        grid = grid_of(model, EVERY)
+        self.top = top_step(model)
+        self.steps = np.append(np.arange(0, self.top, EVERY), self.top).astype(float)
+        self._kinds: list[tuple[int, float, Floats, Floats]] = []  # GPU, how often, lasts ps, W
+        for step in sequence:
+            graph, priced = step.piece.graph, step.piece.model
+            for (gpu, class_id), count in Counter(zip(graph.op_gpu, graph.op_class, strict=True)).items():
+                curves = curves_at(grid, priced, class_id)
+                self._kinds.append((gpu, float(step.repeat * count), curves.lasts_ps, curves.power_w))
+        self._expected: dict[float, list[Floats]] = {}
+        self._found: list[dict[int, float]] = [{} for _ in range(gpus)]  # ratios at the steps of earlier looks
+
+    def expected_w(self, limit_w: float) -> list[Floats]:
+        """Each GPU's mean power at every step below the fast limit, its kernels one after another."""
+        found = self._expected.get(limit_w)
+        if found is None:
+            gpus = len(self._found)
+            length_ps, energy = np.zeros((gpus, len(self.steps))), np.zeros((gpus, len(self.steps)))
+            for gpu, count, lasts_ps, power_w in self._kinds:
+                if power_w[-1] > limit_w:  # no higher clock than that at which it meets the limit
+                    at = np.minimum(self.steps, np.interp(limit_w, power_w, self.steps))
+                    lasts_ps, power_w = np.interp(at, self.steps, lasts_ps), np.interp(at, self.steps, power_w)
+                length_ps[gpu] += count * lasts_ps
+                energy[gpu] += count * lasts_ps * power_w
+            every = np.arange(self.top + 1)
+            mean_w = np.maximum(energy / np.maximum(length_ps, 1.0), 1.0)  # a GPU may have no kernel
+            found = self._expected[limit_w] = [np.interp(every, self.steps, of_gpu) for of_gpu in mean_w]
+        return found
+
+    def ratio(self, gpu: int, expected_w: Floats, limit_w: float) -> float:
+        """What overlap may add where a search for ``limit_w`` ends: as the nearest look has it."""
+        found = self._found[gpu]
+        if not found:
+            return FIRST_RATIO
+        near = highest_within(expected_w * FIRST_RATIO, limit_w)
+        return found[min(found, key=lambda step: abs(step - near))]
+
+    def learn(self, gpu: int, step: int, ratio: float) -> None:
+        """A search has ended at ``step``."""
+        self._found[gpu][step] = ratio
+
+
+def highest_within(power_w: Floats, limit_w: float) -> int:
+    """The step before the first one whose power passes the limit; the last one where none does.
+
+    >>> highest_within(np.array([300.0, 400.0, 500.0]), 450.0)
+    1
+    """
+    over = np.flatnonzero(power_w > limit_w)
+    return int(over[0]) - 1 if len(over) else len(power_w) - 1
+
+
+class GuidedSearch:
+    """One GPU's search for the highest step whose mean power is within ``limit_w``, by a guide's ``expected_w``.
+
+    It ends between two neighbours, of which one is within the limit and one is not, or at the highest step.
+    """
+
+    def __init__(self, guide: PowerGuide, gpu: int, model: GpuModel, limit_w: float, expected_w: Floats) -> None:
+        self.guide, self.gpu, self.model, self.limit_w, self.expected_w = guide, gpu, model, limit_w, expected_w
+        self.low, self.high = 0, guide.top + 1  # steps: one that is within the limit, or the lowest; one that is not
+        self.settled = guide.top == 0
+        first = highest_within(expected_w * guide.ratio(gpu, expected_w, limit_w), limit_w)
+        self.step = max(first, 1) if guide.top else 0  # to look at, or found
+        self._ratios: dict[int, float] = {}  # measured over expected power at the steps looked at, the last one last
+        self._same_end = 0  # how often in a row the same end has moved, and which
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock of the present step."""
+        return clock_of(self.model, self.step)
+
+    def learn(self, power_w: float) -> None:
+        """The mean power at the present clock."""
+        if self.settled:
+            return
+        self._ratios[self.step] = power_w / float(self.expected_w[self.step])
+        if power_w <= self.limit_w:
+            self.low, self._same_end = self.step, max(self._same_end, 0) + 1
+        else:
+            self.high, self._same_end = self.step, min(self._same_end, 0) - 1
+        self.settled = self.high - self.low <= 1
+        if self.settled:
+            self.step = self.low
+            self.guide.learn(self.gpu, self.step, next(reversed(self._ratios.values())))
+        else:
+            self.step = min(max(self._next(), self.low + 1), self.high - 1)
+
+    def _next(self) -> int:
+        """Where the limit is met if what overlap adds goes on as between the ends, or the last two looks."""
+        known = self._ratios
+        ends = [step for step in (self.low, self.high) if step in known]
+        one, other = ends if len(ends) == 2 else (*known, *known)[-2:]
+        slope = (known[other] - known[one]) / (other - one) if other != one else 0.0
+        steps = np.arange(self.low, min(self.high, self.guide.top + 1))
+        ratio = known[other] + slope * (steps - other)
+        step = self.low + highest_within(self.expected_w[self.low : self.high] * ratio, self.limit_w)
+        further = abs(self._same_end) - SAME_END
+        if further >= 0:
+            step = max(step, self.low + (2 << further)) if self._same_end > 0 else min(step, self.high - (2 << further))
+        return step
