@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +34,23 @@ class PowerGuide:
     """Expected mean power of each of ``gpus`` over a repetition of ``sequence``, and what looks have found of it."""
 
     def __init__(self, sequence: Sequence[Repeated], gpus: int) -> None:
-        model = sequence[0].piece.model.gpu
-        grid = grid_of(model, EVERY)
-        self.top = top_step(model)
+        self._sequence = sequence
+        self.top = top_step(sequence[0].piece.model.gpu)
         self.steps = np.append(np.arange(0, self.top, EVERY), self.top).astype(float)
-        self._kinds: list[tuple[int, float, Floats, Floats]] = []  # GPU, how often, lasts ps, W
-        for step in sequence:
-            graph, priced = step.piece.graph, step.piece.model
-            for (gpu, class_id), count in Counter(zip(graph.op_gpu, graph.op_class, strict=True)).items():
-                curves = curves_at(grid, priced, class_id)
-                self._kinds.append((gpu, float(step.repeat * count), curves.lasts_ps, curves.power_w))
         self._expected: dict[float, list[Floats]] = {}
         self._found: list[dict[int, float]] = [{} for _ in range(gpus)]  # ratios at the steps of earlier looks
+
+    @cached_property
+    def _kinds(self) -> list[tuple[int, float, Floats, Floats]]:
+        """GPU, how often it runs, lengths (ps) and watts over the clock, of each kind of kernel."""
+        grid = grid_of(self._sequence[0].piece.model.gpu, EVERY)
+        found = []
+        for step in self._sequence:
+            graph, model = step.piece.graph, step.piece.model
+            for (gpu, class_id), count in Counter(zip(graph.op_gpu, graph.op_class, strict=True)).items():
+                curves = curves_at(grid, model, class_id)
+                found.append((gpu, float(step.repeat * count), curves.lasts_ps, curves.power_w))
+        return found
 
     def expected_w(self, limit_w: float) -> list[Floats]:
         """Each GPU's mean power at every step below the fast limit, its kernels one after another."""
