@@ -103,7 +103,7 @@ class Pricer:
         return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
 
     def price(self, kernel: Kernel) -> KernelClass:
-        """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
+        """The engine's class for a ``kernel`` whose work is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         in_graph = self.in_graph and not self.eager
@@ -287,14 +287,13 @@ def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
     )
 
 
-def drawn(kernel: Kernel) -> Kernel:
-    """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
-    work = kernel.work
+def drawn(work: Work) -> Work:
+    """``work`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     if not isinstance(work, CollectiveWork) or work.rival is None:
-        return kernel
+        return work
     share = 1.0 - COLLECTIVE_WINS ** len(work.ranks)
     loses = math.floor((work.turn + 1) * share + 0.5) > math.floor(work.turn * share + 0.5)
-    return replace(kernel, work=replace(work, rival=work.rival if loses else None, turn=0))
+    return replace(work, rival=work.rival if loses else None, turn=0)
 
 
 def expected_maximum(count: int) -> float:

@@ -263,15 +263,16 @@ class _Prices:
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
-        self.known: dict[Kernel, KernelClass] = {}
+        self.known: dict[tuple[str, int, float, object], KernelClass] = {}
 
     def price(self, kernel: Kernel) -> KernelClass:
-        kernel = drawn(kernel)
-        known = self.known.get(kernel)
+        work = drawn(kernel.work)
+        key = (kernel.name, kernel.priority, kernel.flops, work)  # all that a price follows from
+        known = self.known.get(key)
         if known is None:
             if len(self.known) > MAX_PRICES:
                 self.known.clear()
-            known = self.known[kernel] = self.pricer.price(kernel)
+            known = self.known[key] = self.pricer.price(kernel if work is kernel.work else replace(kernel, work=work))
         return known
 
 
