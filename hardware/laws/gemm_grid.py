@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +10,7 @@ from hardware.gpu import GpuSpec
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
+from inputs.changed import changed
 
 # Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
 # names of their kernels (records/*/traces, measurements/kineto): a library has tiles for most widths, so that the grid
@@ -77,7 +77,7 @@ def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:
     """
     before, now = min(terms.blocks, sms), min(tiles, sms)
     rounds_before, rounds = -(-terms.blocks // sms), -(-tiles // sms)
-    return replace(
+    return changed(
         terms,
         blocks=tiles,
         cycles_per_block=terms.cycles_per_block * rounds_before / rounds,

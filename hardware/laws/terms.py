@@ -8,11 +8,13 @@ grants. Nothing else in the product computes a kernel's time or power.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from inputs.changed import changed
 
 Shrink = Literal["persistent", "fluid"]
 Floats = NDArray[np.float64]  # at many clocks in one go
@@ -95,7 +97,7 @@ def part(terms: KernelTerms, share: float) -> KernelTerms:
     Few blocks by themselves are not held to the streaming rate of an SM in a full GPU: a GEMM of 128 rows whose last
     blocks come late takes 28 us more, the time of their arithmetic (waiting.jsonl).
     """
-    return replace(
+    return changed(
         terms,
         hbm_bytes_per_s_per_sm=math.inf,
         blocks=max(1, math.ceil(terms.blocks * share - 1e-9)),  # no round less than the whole kernel
