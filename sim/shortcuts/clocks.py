@@ -161,6 +161,7 @@ class SerialAtClocks:
         self.limit_w, self.gpus = limit_w, graph.gpus
         self.idle_w = grid_of(self.model.gpu).idle_w
         self.kinds = serial.kinds
+        self._known: dict[tuple[int, bool], KernelCurves] = {}
         self.tables = [self._table(cls) for _, cls in self.kinds]
         self.kind_gpu = np.array([gpu for gpu, _ in self.kinds])
         # Stretches of kernels between meetings, GPU by GPU: before each of its parts of collectives, and a last one.
@@ -226,10 +227,14 @@ class SerialAtClocks:
 
     def _table(self, class_id: int, *, waits: bool = False) -> KernelCurves:
         """A kernel's table under the fast limit."""
-        model = self.model
-        running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
-        free = kernel_curves(model, class_id, waits=waits)
-        return free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
+        known = self._known.get((class_id, waits))
+        if known is None:
+            model = self.model
+            running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
+            free = kernel_curves(model, class_id, waits=waits)
+            known = free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
+            self._known[class_id, waits] = known
+        return known
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
         """Picoseconds of a collective once all are there, and the watts of each of its GPUs."""
