@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -199,6 +200,7 @@ def plain(dtype: DType) -> Precision:
     return Precision(base=base, product=Product.of(dtype))
 
 
+@lru_cache(maxsize=256)
 def resolve(
     stored: Precision | None = None,
     *,

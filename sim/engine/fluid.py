@@ -139,7 +139,9 @@ class FluidModel:
         return seen[highest_clock(power_w, limit_w, gpu.min_clock_hz, clock_cap_hz, gpu.clock_step_hz)]
 
     def _end(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state at one end of the clock range, which every power limit asks for."""
+        """The state at a clock; that at one end of the clock range every power limit asks for."""
+        if self.gpu.min_clock_hz < clock_hz < self.gpu.max_clock_hz:
+            return self._set_of(running, caps).at(clock_hz)
         state = self._ends.get((running, clock_hz, caps))
         if state is None:
             state = self._ends[running, clock_hz, caps] = self._set_of(running, caps).at(clock_hz)
