@@ -92,7 +92,9 @@ def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
     found, sliced, profile = gpu_id(name).partition(":")
-    return mig_slice(load_gpu(found), profile) if sliced else parse_gpu(_shipped_text("gpus", found), where=f"{found}.toml")
+    if sliced:
+        return mig_slice(load_gpu(found), profile)
+    return parse_gpu(_shipped_text("gpus", found), where=f"{found}.toml")
 
 
 @lru_cache(maxsize=256)
