@@ -70,12 +70,17 @@ class PowerGuide:
         return found
 
     def ratio(self, gpu: int, expected_w: Floats, limit_w: float) -> float:
-        """What overlap may add where a search for ``limit_w`` ends: as the nearest look has it."""
+        """What overlap may add where a search for ``limit_w`` ends: as between or beyond the nearest two that ended."""
         found = self._found[gpu]
         if not found:
             return FIRST_RATIO
         near = highest_within(expected_w * FIRST_RATIO, limit_w)
-        return found[min(found, key=lambda step: abs(step - near))]
+        one = min(found, key=lambda step: abs(step - near))
+        if len(found) < 2:
+            return found[one]
+        other = min((step for step in found if step != one), key=lambda step: abs(step - one))
+        step = highest_within(expected_w * found[one], limit_w)
+        return found[one] + (found[other] - found[one]) / (other - one) * (step - one)
 
     def learn(self, gpu: int, step: int, ratio: float) -> None:
         """A search has ended at ``step``."""
