@@ -43,6 +43,7 @@ class FluidModel:
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
     _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
+    _curves: dict[float, tuple[float, float]] = field(default_factory=dict)
     rules: Rules = field(init=False)
     _known: dict[tuple[object, ...], GpuState] = field(init=False)
 
@@ -152,7 +153,7 @@ class FluidModel:
         if found is None:
             members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
             found = self._sets[running, caps] = RunningSet(
-                self.gpu, members, [fill for *_, fill in running], caps, self.rules
+                self.gpu, members, [fill for *_, fill in running], caps, self.rules, self._curves
             )
         return found
 

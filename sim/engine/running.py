@@ -111,7 +111,10 @@ class Member:
 
 
 class RunningSet:
-    """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps)."""
+    """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps).
+
+    ``curves`` holds idle power (W) and voltage scale at clocks that other sets of the GPU have been asked for.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,9 @@ class RunningSet:
         fills: Sequence[float],
         caps: tuple[float, ...] | None,
         rules: Rules,
+        curves: dict[float, tuple[float, float]] | None = None,
     ) -> None:
+        self._curves = {} if curves is None else curves
         if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
@@ -168,8 +173,10 @@ class RunningSet:
                     pace[i] *= slow
                     hbm[i] *= slow
                     link[i] *= slow
-        idle_w = gpu.idle_w(clock_hz)
-        voltage, fraction = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
+        known = self._curves.get(clock_hz)
+        if known is None:
+            known = self._curves[clock_hz] = gpu.idle_w(clock_hz), gpu.voltage_scale(clock_hz)
+        (idle_w, voltage), fraction = known, clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
         for member, factor, share, rate, busy in zip(members, self._factors, self._shares, pace, busy_share):  # noqa: B905
             if member.waiting:

@@ -62,8 +62,11 @@ class HbmShares:
         >>> HbmShares(bytes_per_s=3e12).waits([product, product], [0, 0])
         [1.0, 1.0]
         """
-        pairs = list(zip(loads, kernels, strict=True))
-        behind = [math.fsum([load for load, other in pairs if other != one]) for _, one in pairs]
+        if len(kernels) == 2 and kernels[0] != kernels[1]:
+            behind = [loads[1], loads[0]]
+        else:
+            pairs = list(zip(loads, kernels, strict=True))
+            behind = [math.fsum([load for load, other in pairs if other != one]) for _, one in pairs]
         return [slowdown(load / self.bytes_per_s) if load else 1.0 for load in behind]
 
 
