@@ -33,7 +33,7 @@ def laid_out(**fields: object) -> tuple[Machine, PowerGuide, tuple[object, ...]]
     scenario = Scenario.of(**CHUNKS | fields)
     target = machine_of(scenario)
     layout = plan_of(resolve_scenario(scenario), target).segments
-    return target, PowerGuide(layout.sequence, 1), layout.sequence
+    return target, PowerGuide(layout.sequence), layout.sequence
 
 
 def answer(power_w: list[float], limit_w: float) -> int:
@@ -49,7 +49,7 @@ def test_a_search_ends_at_the_last_step_within_the_limit_whatever_was_expected(s
     power_w = list(accumulate((draw.choice((0.01, 0.4, 1.0, 30.0 * draw.random())) for _ in range(steps)), initial=90))
     expected_w = np.array([power * draw.uniform(0.2, 3.0) for power in power_w[:steps]])
     limit_w = draw.choice((80.0, power_w[draw.randrange(steps)], draw.uniform(90.0, 1.1 * power_w[-1])))
-    search = GuidedSearch(guide, 0, target.model, limit_w, expected_w)
+    search = GuidedSearch(guide, target.model, limit_w, expected_w)
     looks = 0
     while not search.settled:
         looks += 1
@@ -61,11 +61,11 @@ def test_a_search_ends_at_the_last_step_within_the_limit_whatever_was_expected(s
 
 def test_a_good_guide_leaves_little_more_than_the_two_looks_that_prove_the_answer() -> None:
     target, guide, _ = laid_out()
-    (expected_w,) = guide.expected_w(1e9)
+    expected_w = guide.expected_w(1e9)
     assert (np.diff(expected_w) > 0.0).all()
     looks = []
     for cap_w in range(300, 600, 7):
-        search = GuidedSearch(guide, 0, target.model, float(cap_w), expected_w)
+        search = GuidedSearch(guide, target.model, float(cap_w), expected_w)
         looks.append(0)
         while not search.settled:
             looks[-1] += 1

@@ -108,6 +108,8 @@ class ClockSearch:
 class PowerSearch(Protocol):
     """A search by one GPU's looks at its mean power."""
 
+    settled: bool
+
     @property
     def clock_hz(self) -> float:
         """Where to look."""

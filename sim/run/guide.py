@@ -31,47 +31,43 @@ SAME_END = 3
 
 
 class PowerGuide:
-    """Expected mean power of each of ``gpus`` over a repetition of ``sequence``, and what looks have found of it."""
+    """Expected mean power of a GPU over a repetition of ``sequence``, and what searches have found of it."""
 
-    def __init__(self, sequence: Sequence[Repeated], gpus: int) -> None:
+    def __init__(self, sequence: Sequence[Repeated]) -> None:
         self._sequence = sequence
         self.top = top_step(sequence[0].piece.model.gpu)
         self.steps = np.append(np.arange(0, self.top, EVERY), self.top).astype(float)
-        self._expected: dict[float, list[Floats]] = {}
-        self._found: list[dict[int, float]] = [{} for _ in range(gpus)]  # ratios at the steps of earlier looks
+        self._expected: dict[float, Floats] = {}
+        self._found: dict[int, float] = {}  # ratios at the steps where searches ended
 
     @cached_property
-    def _kinds(self) -> list[tuple[int, float, Floats, Floats]]:
-        """GPU, how often it runs, lengths (ps) and watts over the clock, of each kind of kernel."""
+    def _kinds(self) -> list[tuple[float, Floats, Floats]]:
+        """How often each kind of kernel runs, its lengths (ps) and watts over the clock."""
         grid = grid_of(self._sequence[0].piece.model.gpu, EVERY)
         found = []
         for step in self._sequence:
-            graph, model = step.piece.graph, step.piece.model
-            for (gpu, class_id), count in Counter(zip(graph.op_gpu, graph.op_class, strict=True)).items():
-                curves = curves_at(grid, model, class_id)
-                found.append((gpu, float(step.repeat * count), curves.lasts_ps, curves.power_w))
+            for class_id, count in Counter(step.piece.graph.op_class).items():
+                curves = curves_at(grid, step.piece.model, class_id)
+                found.append((float(step.repeat * count), curves.lasts_ps, curves.power_w))
         return found
 
-    def expected_w(self, limit_w: float) -> list[Floats]:
-        """Each GPU's mean power at every step below the fast limit, its kernels one after another."""
+    def expected_w(self, limit_w: float) -> Floats:
+        """Mean power at every step of the grid below the fast limit, the kernels one after another."""
         found = self._expected.get(limit_w)
         if found is None:
-            gpus = len(self._found)
-            length_ps, energy = np.zeros((gpus, len(self.steps))), np.zeros((gpus, len(self.steps)))
-            for gpu, count, lasts_ps, power_w in self._kinds:
+            length_ps, energy = np.zeros(len(self.steps)), np.zeros(len(self.steps))
+            for count, lasts_ps, power_w in self._kinds:
                 if power_w[-1] > limit_w:  # no higher clock than that at which it meets the limit
                     at = np.minimum(self.steps, np.interp(limit_w, power_w, self.steps))
                     lasts_ps, power_w = np.interp(at, self.steps, lasts_ps), np.interp(at, self.steps, power_w)
-                length_ps[gpu] += count * lasts_ps
-                energy[gpu] += count * lasts_ps * power_w
-            every = np.arange(self.top + 1)
-            mean_w = np.maximum(energy / np.maximum(length_ps, 1.0), 1.0)  # a GPU may have no kernel
-            found = self._expected[limit_w] = [np.interp(every, self.steps, of_gpu) for of_gpu in mean_w]
+                length_ps += count * lasts_ps
+                energy += count * lasts_ps * power_w
+            found = self._expected[limit_w] = np.interp(np.arange(self.top + 1), self.steps, energy / length_ps)
         return found
 
-    def ratio(self, gpu: int, expected_w: Floats, limit_w: float) -> float:
+    def ratio(self, expected_w: Floats, limit_w: float) -> float:
         """What overlap may add where a search for ``limit_w`` ends: as between or beyond the nearest two that ended."""
-        found = self._found[gpu]
+        found = self._found
         if not found:
             return FIRST_RATIO
         near = highest_within(expected_w * FIRST_RATIO, limit_w)
@@ -82,9 +78,9 @@ class PowerGuide:
         step = highest_within(expected_w * found[one], limit_w)
         return found[one] + (found[other] - found[one]) / (other - one) * (step - one)
 
-    def learn(self, gpu: int, step: int, ratio: float) -> None:
+    def learn(self, step: int, ratio: float) -> None:
         """A search has ended at ``step``."""
-        self._found[gpu][step] = ratio
+        self._found[step] = ratio
 
 
 def highest_within(power_w: Floats, limit_w: float) -> int:
@@ -98,16 +94,16 @@ def highest_within(power_w: Floats, limit_w: float) -> int:
 
 
 class GuidedSearch:
-    """One GPU's search for the highest step whose mean power is within ``limit_w``, by a guide's ``expected_w``.
+    """A search for the highest step whose mean power is within ``limit_w``, by a guide's ``expected_w``.
 
     It ends between two neighbours, of which one is within the limit and one is not, or at the highest step.
     """
 
-    def __init__(self, guide: PowerGuide, gpu: int, model: GpuModel, limit_w: float, expected_w: Floats) -> None:
-        self.guide, self.gpu, self.model, self.limit_w, self.expected_w = guide, gpu, model, limit_w, expected_w
+    def __init__(self, guide: PowerGuide, model: GpuModel, limit_w: float, expected_w: Floats) -> None:
+        self.guide, self.model, self.limit_w, self.expected_w = guide, model, limit_w, expected_w
         self.low, self.high = 0, guide.top + 1  # steps: one that is within the limit, or the lowest; one that is not
         self.settled = guide.top == 0
-        first = highest_within(expected_w * guide.ratio(gpu, expected_w, limit_w), limit_w)
+        first = highest_within(expected_w * guide.ratio(expected_w, limit_w), limit_w)
         self.step = max(first, 1) if guide.top else 0  # to look at, or found
         self._ratios: dict[int, float] = {}  # measured over expected power at the steps looked at, the last one last
         self._same_end = 0  # how often in a row the same end has moved, and which
@@ -129,7 +125,7 @@ class GuidedSearch:
         self.settled = self.high - self.low <= 1
         if self.settled:
             self.step = self.low
-            self.guide.learn(self.gpu, self.step, next(reversed(self._ratios.values())))
+            self.guide.learn(self.step, next(reversed(self._ratios.values())))
         else:
             self.step = min(max(self._next(), self.low + 1), self.high - 1)
 

@@ -52,8 +52,8 @@ class PieceSequence:
 
     @cached_property
     def guide(self) -> PowerGuide:
-        """Of searches for its settled clock, which learn from one another."""
-        return PowerGuide(self.sequence, len(self.folding.classes))
+        """Of searches for its settled clock, where it is of one GPU; they learn from one another."""
+        return PowerGuide(self.sequence)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
-from sim.run.clock_search import ClockSearch, SearchRule, look
+from sim.run.clock_search import ClockSearch, PowerSearch, SearchRule, look
 from sim.run.guide import GuidedSearch, PowerGuide
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
@@ -50,17 +50,16 @@ def steady_clocks(
 ) -> list[HeldClock]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
-    See :func:`held_clocks`. Work that overlaps is looked at where a ``guide`` of its sequence says.
+    See :func:`held_clocks`. Work of one GPU that overlaps is looked at where a ``guide`` of its sequence says; several
+    move each other's power, so that where their searches end depends on the way there.
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
         return mean_w_at(sequence, tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
-    if math.isfinite(limits.slow_limit_w) and any(part.piece.serial is None for part in sequence):
-        guide = guide or PowerGuide(sequence, gpus)
-    else:
-        guide = None
-    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, guide)
+    scheduled = any(part.piece.serial is None for part in sequence)
+    guide = guide or PowerGuide(sequence) if scheduled and gpus == 1 else None
+    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, guide=guide, slow_top=scheduled)
     return [HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
@@ -69,27 +68,33 @@ def held_clocks(
     limits: ClockLimits,
     model: GpuModel,
     gpus: int,
+    *,
     guide: PowerGuide | None = None,
+    slow_top: bool = False,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
     A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps) whose mean power is within the
-    slow limit while the next point's is not. With a ``guide`` fewer clocks are looked at.
+    slow limit while the next point's is not. With a ``guide`` (of one GPU) fewer clocks are looked at.
+    ``slow_top``: the highest clock takes longest to work out.
     """
     found = [model.max_clock_hz] * gpus
     limit_w = limits.slow_limit_w
     if math.isinf(limit_w):
         return found
-    searches: list[ClockSearch] | list[GuidedSearch]
+    searches: Sequence[PowerSearch]
     if guide is not None:
-        expected = guide.expected_w(limits.fast_limit_w)
-        searches = [GuidedSearch(guide, gpu, model, limit_w, watts) for gpu, watts in enumerate(expected)]
+        searches = [GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))]
     else:
         first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
-        searches = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
-        for search, power in zip(searches, at(found), strict=True):
-            search.high_w = power
-        if all(search.high_w <= limit_w for search in searches):
+        halving = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
+        searches = halving
+        if slow_top:
+            look(searches, at)  # at the top the fast limiter acts too
+        if not slow_top or any(search.low for search in halving):
+            for search, power in zip(halving, at(found), strict=True):
+                search.high_w = power if search.high_w == math.inf else search.high_w
+        if all(search.high_w <= limit_w for search in halving):
             return found
     while not all(search.settled for search in searches):
         look(searches, at)

@@ -91,7 +91,7 @@ def _steady_point(
         return float(joules / both_s / target.world)
 
     run(target.model.max_clock_hz)  # says how long the lanes are
-    (clock_hz,) = held_clocks(lambda clocks: [run(clocks[0])], target.limits, target.model, 1)
+    (clock_hz,) = held_clocks(lambda clocks: [run(clocks[0])], target.limits, target.model, 1, slow_top=False)
     power_w = run(clock_hz)
     return list(seconds), power_w, clock_hz
 
