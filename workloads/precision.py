@@ -200,7 +200,6 @@ def plain(dtype: DType) -> Precision:
     return Precision(base=base, product=Product.of(dtype))
 
 
-@lru_cache(maxsize=256)
 def resolve(
     stored: Precision | None = None,
     *,
@@ -229,6 +228,7 @@ def _read(weights: Storage, dtype: DType) -> Storage:
     return Storage(element=dtype.value, rows=1, depth=weights.depth)
 
 
+@lru_cache(maxsize=256)
 def _weights(
     stored: Precision | None, dtype: DType, weights: Storage | None, multiplied: frozenset[str] | None
 ) -> Precision:
