@@ -54,7 +54,12 @@ def text_of(name: str, folder: str, noun: str) -> tuple[str, str]:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
         raise HardwareError(f"unknown {noun} '{name}': {hint}")
-    return (files("hardware") / "data" / folder / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
+    return _shipped_text(folder, name), f"{name}.toml"
+
+
+@lru_cache(maxsize=256)
+def _shipped_text(folder: str, name: str) -> str:
+    return (files("hardware") / "data" / folder / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_figures(name: str) -> GpuSpec:
@@ -65,8 +70,7 @@ def load_figures(name: str) -> GpuSpec:
     """
     if name not in list_accelerators():
         return load_gpu(name)
-    text = (files("hardware") / "data" / "accelerators" / f"{name}.toml").read_text(encoding="utf-8")
-    return parse_gpu(text, where=f"{name}.toml")
+    return parse_gpu(_shipped_text("accelerators", name), where=f"{name}.toml")
 
 
 def load_gpu(name: str) -> GpuSpec:
@@ -89,7 +93,9 @@ def _load(name: str, _: tuple[object, ...]) -> GpuSpec:
             f"gpu = '{name}': no kernel law holds for it: its figures serve 'wattline ring --published'"
         )
     found, sliced, profile = gpu_id(name).partition(":")
-    return mig_slice(load_gpu(found), profile) if sliced else parse_gpu(_shipped_text(found), where=f"{found}.toml")
+    if sliced:
+        return mig_slice(load_gpu(found), profile)
+    return parse_gpu(_shipped_text("gpus", found), where=f"{found}.toml")
 
 
 @lru_cache(maxsize=256)
@@ -133,12 +139,8 @@ def gpu_aliases() -> dict[str, str]:
     """Ids by the short names that the catalog's files declare (``aliases``)."""
     found: dict[str, str] = {}
     for gpu in list_gpus():
-        found |= dict.fromkeys(toml_list(_shipped_text(gpu), "aliases"), gpu)
+        found |= dict.fromkeys(toml_list(_shipped_text("gpus", gpu), "aliases"), gpu)
     return found
-
-
-def _shipped_text(gpu: str) -> str:
-    return (files("hardware") / "data" / "gpus" / f"{gpu}.toml").read_text(encoding="utf-8")
 
 
 def parse_gpu(text: str, *, where: str) -> GpuSpec:

@@ -81,10 +81,12 @@ def stage_needs(
 ) -> list[MemoryNeed]:
     """Bytes of a rank of each stage, see :func:`memory_need`."""
     stored = precision or resolve(model.quantised, dtype=DType.BF16)
-    return [_stage_need(model, layout, stage, held, stored) for stage in range(layout.pp)]
+    return [_stage_need(Same(model), layout, stage, held, stored) for stage in range(layout.pp)]
 
 
-def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, precision: Precision) -> MemoryNeed:
+@lru_cache(maxsize=1024)  # scenarios that differ in their power policy ask for the same
+def _stage_need(one: Same[ModelSpec], layout: Layout, stage: int, held: MemoryLoad, precision: Precision) -> MemoryNeed:
+    model = one.held
     context, source = held.context, model.encoder_tokens(held.source_len, held.context)
     mine = layout.stage_layers(held.layers, stage)
     weights = float(_layer_bytes(Same(model), layout, mine, precision, held.expert_replicas))

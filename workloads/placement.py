@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
+from inputs.changed import changed
 from workloads.kernel_names import AllReduce, CollectiveOp
 from workloads.parallel import Layout
 from workloads.program import Kernel, Phase, RankProgram, Segment
@@ -71,15 +72,15 @@ def bind(
         kind = all_reduce if work.op is CollectiveOp.ALL_REDUCE else work.algorithm
         # Zero blocks (copy engines) are for exchanges, which say so themselves.
         blocks = (ctas or None) if work.ctas is None else work.ctas
-        own = replace(work, ranks=groups[work.ranks], ctas=blocks, algorithm=kind)
-        return kernel if own == work else replace(kernel, work=own)
+        own = changed(work, ranks=groups[work.ranks], ctas=blocks, algorithm=kind)
+        return kernel if own == work else changed(kernel, work=own)
 
     segments: dict[int, Segment] = {}  # micro-batches and steps share kernels: bind each tuple once
 
     def rebuilt(segment: Segment) -> Segment:
         known = segments.get(id(segment.kernels))
         kernels = known.kernels if known else tuple(bound(k) for k in segment.kernels)
-        made = replace(segment, kernels=kernels)
+        made = changed(segment, kernels=kernels)
         segments.setdefault(id(segment.kernels), made)
         return made
 

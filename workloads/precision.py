@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -227,6 +228,7 @@ def _read(weights: Storage, dtype: DType) -> Storage:
     return Storage(element=dtype.value, rows=1, depth=weights.depth)
 
 
+@lru_cache(maxsize=256)
 def _weights(
     stored: Precision | None, dtype: DType, weights: Storage | None, multiplied: frozenset[str] | None
 ) -> Precision:

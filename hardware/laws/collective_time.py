@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +12,7 @@ import numpy as np
 
 from hardware.laws.nccl import RINGS, level_from, pairs_seconds, ring_seconds
 from hardware.laws.nccl_paces import ring_steps
+from inputs.same import Same
 
 # Blocks that NCCL takes by default: rings (profiler traces), exchanges between pairs (collective rows; docs/laws.md,
 # "Blocks by default").
@@ -195,21 +197,33 @@ def _interpolate(table: CollectiveTable, buffer_bytes: float, ctas: int) -> tupl
     """Log-log in bytes along each number of blocks; then time in blocks' share of the bytes (1 / blocks)."""
     curves, log_bytes = _curves(table), math.log(buffer_bytes)
     counts = sorted(curves)
-    watts = [float(np.interp(log_bytes, curves[count][0], curves[count][2])) for count in counts]
-    power_w = float(np.interp(math.log(ctas), [math.log(count) for count in counts], watts))
+    near = _next_to(counts, ctas)
+    watts = [float(np.interp(log_bytes, curves[count][0], curves[count][2])) for count in near]
+    power_w = float(np.interp(math.log(ctas), [math.log(count) for count in near], watts))
     inside = counts[0] <= ctas <= counts[-1] and log_bytes <= max(x[-1] for x, _, _ in curves.values())
     return _seconds(curves, log_bytes, ctas), power_w, inside
 
 
 def _seconds(curves: _Curves, log_bytes: float, ctas: int) -> float:
     counts = sorted(curves)
+    near = _next_to(counts, ctas)
     times = []
-    for count in counts:
+    for count in near:
         x, log_t, _ = curves[count]
         # Beyond the largest size time grows with bytes.
         times.append(math.exp(float(np.interp(log_bytes, x, log_t)) + max(log_bytes - x[-1], 0.0)))
-    share = [1.0 / count for count in counts]
+    share = [1.0 / count for count in near]
     return float(np.interp(1.0 / ctas, share[::-1], times[::-1]))
+
+
+def _next_to(counts: Sequence[int], ctas: int) -> Sequence[int]:
+    """Those of sorted ``counts`` between which ``ctas`` lies; itself where it is among them.
+
+    >>> _next_to([2, 4, 8], 6), _next_to([2, 4, 8], 4), _next_to([2, 4, 8], 16)
+    ([4, 8], [4], [8])
+    """
+    above = bisect_left(counts, ctas)
+    return [ctas] if ctas in counts[above : above + 1] else counts[max(above - 1, 0) : above + 1]
 
 
 def no_less(values: Sequence[float]) -> list[float]:
@@ -222,15 +236,20 @@ def no_less(values: Sequence[float]) -> list[float]:
     return [max(min(float(np.mean(values[a : b + 1])) for b in ends[i:]) for a in ends[: i + 1]) for i in ends]
 
 
-@lru_cache(maxsize=256)
 def _curves(table: CollectiveTable) -> _Curves:
+    """The curves of a table, which is known by which one it is: its rows take longer to compare than to read."""
+    return _curves_of(Same(table))
+
+
+@lru_cache(maxsize=256)
+def _curves_of(one: Same[CollectiveTable]) -> _Curves:
     """Each number of blocks over all sizes, never quicker with more bytes: loops of small sizes differ by some % a run.
 
     Below its smallest size it takes what those that reach further down take, at most its own time at that size, and the
     cost of its own bytes where it is slower than they are there.
     """
     rows: dict[int, list[tuple[float, float, float]]] = {}
-    for ctas, size, time_s, power_w in sorted(table.rows):
+    for ctas, size, time_s, power_w in sorted(one.held.rows):
         rows.setdefault(ctas, []).append((math.log(size), time_s, power_w))
     rows = {ctas: own for ctas, own in rows.items() if len(own) >= 2} or rows
     curves: dict[int, tuple[list[float], list[float], list[float]]] = {}

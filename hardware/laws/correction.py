@@ -6,13 +6,14 @@ Far from every measured point it returns to one, so that the law alone extrapola
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hardware.laws.terms import KernelTerms
+from inputs.changed import changed
 from inputs.same import Same
 
 Floats = NDArray[np.float64]
@@ -166,7 +167,7 @@ def corrected(
     """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``)."""
     scale = time.factor(x, None if course is None else course.seconds)
     joules = energy.factor(x, None if course is None else course.joules)
-    return replace(
+    return changed(
         terms,
         scale=terms.scale * scale,
         core_energy_j=terms.core_energy_j * joules,

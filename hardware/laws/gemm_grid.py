@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heapreplace
 
@@ -14,6 +13,7 @@ from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.sizes import GemmSizes
 from hardware.laws.terms import KernelTerms
 from hardware.scheduling import scheduling
+from inputs.changed import changed
 
 # Tiles (columns of n, rows of m) of 16-bit products with 128 rows or more in our profiler traces on Hopper, by the
 # names of their kernels (records/*/traces, measurements/kineto; docs/laws.md, "Grids of products").
@@ -77,7 +77,7 @@ def relaunched(terms: KernelTerms, tiles: int, sms: int) -> KernelTerms:
     """
     before, now = min(terms.blocks, sms), min(tiles, sms)
     rounds_before, rounds = -(-terms.blocks // sms), -(-tiles // sms)
-    return replace(
+    return changed(
         terms,
         blocks=tiles,
         cycles_per_block=terms.cycles_per_block * rounds_before / rounds,
@@ -126,4 +126,4 @@ def on_partition(terms: KernelTerms, sms: int, gpu_sms: int) -> KernelTerms:
     rounds = rounds_on(terms.blocks, min(terms.blocks, gpu_sms), scheduling().own_tiles, sms)
     if rounds == 1:
         return terms
-    return replace(terms, blocks=rounds * sms, sms_cap=float(sms), hbm_bytes_per_s_per_sm=math.inf)
+    return changed(terms, blocks=rounds * sms, sms_cap=float(sms), hbm_bytes_per_s_per_sm=math.inf)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hardware.errors import HardwareError
@@ -30,6 +29,7 @@ from hardware.laws.sizes import (
 from hardware.laws.stored import grouped_with_operands
 from hardware.laws.streaming import few_sms, own_streams
 from hardware.laws.terms import KernelTerms
+from inputs.changed import changed
 
 if TYPE_CHECKING:
     from hardware.profile import Profile
@@ -54,21 +54,21 @@ def gemm_terms(profile: Profile, gpu: GpuSpec, sizes: GemmSizes) -> KernelTerms:
         known = sorted(name for name in rated if gpu.multiplies(name) and gemm_law(profile, name))
         known = [name for name in known if name not in _SAME_RATE]
         raise HardwareError(f"dtype = '{dtype}': {gpu.id} has no GEMM figures for it; known: {', '.join(known)}")
-    sizes = replace(sizes, dtype=dtype)
+    sizes = changed(sizes, dtype=dtype)
     terms = gemm_base_terms(profile.gemm[law], sizes.wide, gpu)
     if sizes.count > 1:  # each product reads an input of its own
         inputs = (sizes.count - 1) * sizes.m * sizes.k * element_bytes(dtype)
-        terms = replace(
+        terms = changed(
             terms,
             hbm_bytes=terms.hbm_bytes + inputs,
             hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[law].hbm_byte_energy_j,
         )
     if gpu.clusters:
-        terms = replace(terms, cluster=profile.scheduling.gemm_cluster)
+        terms = changed(terms, cluster=profile.scheduling.gemm_cluster)
     if sizes.m < LEAST_ROWS:  # its loads are its pace, whichever SMs it has
-        terms = replace(terms, few_sms_sharpness=few_sms().sharpness)
+        terms = changed(terms, few_sms_sharpness=few_sms().sharpness)
     if law != dtype:  # what was learnt belongs to the kernels of the law's own type
-        return replace(terms, extrapolated=True)
+        return changed(terms, extrapolated=True)
     learnt = profile.gemm_corrections[dtype]
     return corrected(terms, learnt.time, learnt.energy, gemm_features(sizes.wide))
 
@@ -105,11 +105,11 @@ def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTe
     terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
     # Keys and values pass through L2, which follows the SM clock: at a few hundred MHz it is slower than HBM.
     through_l2 = profile.gemm["bf16"].l2_bytes_per_s / gpu.max_clock_hz
-    terms = replace(terms, l2_bytes=terms.hbm_bytes, l2_bytes_per_cycle=through_l2)
+    terms = changed(terms, l2_bytes=terms.hbm_bytes, l2_bytes_per_cycle=through_l2)
     terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
     if sizes.kv_bytes < 2:
         return with_narrow_cache(terms, sizes, gpu.sms)
-    return terms if sizes.kv_bytes == 2 else replace(terms, extrapolated=True)  # rows of 16-bit caches alone
+    return terms if sizes.kv_bytes == 2 else changed(terms, extrapolated=True)  # rows of 16-bit caches alone
 
 
 def elementwise_terms(
@@ -132,7 +132,7 @@ def elementwise_terms(
     # Below the smallest measured buffer only the floor counts: no extrapolation, and the correction stays.
     held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     streams = own_streams(name)
-    return replace(
+    return changed(
         held,
         extrapolated=learnt.time.above(x),
         sm_bytes_per_s=streams,
@@ -156,7 +156,7 @@ def grouped_gemm_terms(
     terms = corrected(terms, learnt.time, learnt.energy, grouped_features(sizes))
     if operands is None:
         return terms
-    operands = replace(operands, dtype=_SAME_RATE.get(operands.dtype, operands.dtype))
+    operands = changed(operands, dtype=_SAME_RATE.get(operands.dtype, operands.dtype))
     law = gemm_law(profile, operands.dtype)
     if law is None or not gpu.multiplies(operands.dtype):
         raise HardwareError(

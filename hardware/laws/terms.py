@@ -8,11 +8,13 @@ grants. Nothing else in the product computes a kernel's time or power.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from inputs.changed import changed
 
 Shrink = Literal["persistent", "fluid"]
 Floats = NDArray[np.float64]  # at many clocks at once
@@ -101,7 +103,7 @@ def part(terms: KernelTerms, share: float) -> KernelTerms:
 
     A few blocks by themselves are not bound by the streaming rate of an SM in a full GPU (docs/laws.md, "Late blocks").
     """
-    return replace(
+    return changed(
         terms,
         hbm_bytes_per_s_per_sm=math.inf,
         blocks=max(1, math.ceil(terms.blocks * share - 1e-9)),  # no round less than the whole kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import Enum
 from statistics import NormalDist
 from typing import assert_never
@@ -33,6 +33,7 @@ from hardware.laws.stored import prefill_with_cache, with_stored_weights
 from hardware.laws.terms import KernelTerms, waves
 from hardware.profile import Profile
 from hardware.scheduling import scheduling
+from inputs.changed import changed
 from sim.build.engine_cost import engine_terms, own_all_reduce, without_engine
 from sim.build.kernel_sizes import (
     adapter_sizes,
@@ -103,7 +104,7 @@ class Pricer:
         return wave_part(terms, index=index, parts=parts, sms=min(terms.sms_cap, float(self.gpu.sms)))
 
     def price(self, kernel: Kernel) -> KernelClass:
-        """The engine's class for a ``kernel`` that is :func:`drawn`: its terms, its gap and how it queues."""
+        """The engine's class for a ``kernel`` whose work is :func:`drawn`: its terms, its gap and how it queues."""
         work = kernel.work
         side = isinstance(work, CollectiveWork) and kernel.priority != 0
         in_graph = self.in_graph and not self.eager
@@ -115,7 +116,7 @@ class Pricer:
         if side and in_graph:
             # A start later than its lead is part of its time, so that the order of requests for SMs stays as measured.
             late_s = facts.side_start_s - facts.collective_lead_graph_s
-            terms = replace(terms, floor_s=terms.floor_s + late_s)
+            terms = changed(terms, floor_s=terms.floor_s + late_s)
         beside = self.launched(work, terms)
         fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > facts.own_tiles * self.gpu.sms
         flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
@@ -149,7 +150,7 @@ class Pricer:
         if rival.blocks <= self.profile.scheduling.own_tiles * self.gpu.sms:
             return terms  # no counter to clear: it wins on every rank
         waited = (waves(rival, float(self.gpu.sms)) - 1.0) * rival.cycles_per_block
-        return replace(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
+        return changed(terms, tail_cycles=waited, moving_cycles=terms.moving_cycles and terms.moving_cycles + waited)
 
     def launched(self, work: Work, terms: KernelTerms) -> KernelTerms:
         """``terms`` of a product in the tiles that its library launches; others, and parts of products, as they are."""
@@ -168,7 +169,7 @@ class Pricer:
         """
         if isinstance(work, CollectiveWork) and self.cluster is not None and self.cluster.same_node(work.ranks):
             # Tables were measured on the GPU's own switched links: cards on a mesh or on PCIe move bytes slower.
-            terms = replace(
+            terms = changed(
                 terms, floor_s=max(terms.floor_s, terms.link_bytes / self.cluster.bottleneck_bytes_per_s(work.ranks))
             )
         spread = self.profile.spread
@@ -178,7 +179,7 @@ class Pricer:
         ):
             lag += expected_maximum(self.chips) * spread.throttled_time
         power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
-        return replace(
+        return changed(
             terms,
             cycles_per_block=terms.cycles_per_block * lag,
             tail_cycles=terms.tail_cycles * lag,
@@ -197,7 +198,7 @@ class Pricer:
         """Time and energy terms of ``work`` on this GPU."""
         profile, gpu = self.profile, self.gpu
         if isinstance(work, AttentionWork) and work.backward:
-            return attention_gradient(self.terms(replace(work, backward=False)))
+            return attention_gradient(self.terms(changed(work, backward=False)))
         engine = getattr(work, "engine", None)
         if engine is not None:
             own = engine_terms(work, profile, gpu)
@@ -211,10 +212,10 @@ class Pricer:
                     raise HardwareError(
                         f"comm_ctas = {work.beside_ctas}: leaves none of {gpu.sms} SMs to products: use fewer"
                     )
-                return replace(self.terms(replace(work, beside_ctas=None)), sms_cap=left)
+                return changed(self.terms(changed(work, beside_ctas=None)), sms_cap=left)
             case GemmWork() if work.weights is not None:
                 return with_stored_weights(
-                    self.terms(replace(work, weights=None)),
+                    self.terms(changed(work, weights=None)),
                     gemm_sizes(work),
                     weight_bytes=work.count * work.weights.bytes_of(work.n, work.k),
                     turned=turned(work.weights, work.dtype),
@@ -228,7 +229,7 @@ class Pricer:
                 return decode_terms(profile, gpu, decode_sizes(work))
             case AttentionWork() if work.kv_dtype.bytes != 2:
                 cached = 2.0 * work.batch * work.kv_len * work.kv_heads * work.mean_head_dim
-                wide = self.terms(replace(work, kv_dtype=DType.BF16))
+                wide = self.terms(changed(work, kv_dtype=DType.BF16))
                 return prefill_with_cache(wide, elements=cached, element_bytes=work.kv_dtype.bytes)
             case AttentionWork():
                 return prefill_terms(profile, gpu, prefill_sizes(work))
@@ -262,7 +263,7 @@ class Pricer:
                 sizes = collective_sizes(work, self.in_graph, self.cluster)
                 joined = None if self.cluster is None else self.cluster.node.interconnect
                 if joined == "pcie":  # a bridge joins a pair, which the ranks need not be: no engine reads peers so
-                    gpu, engine = replace(gpu, link_bytes_per_s=0.0), None
+                    gpu, engine = changed(gpu, link_bytes_per_s=0.0), None
                 terms = collective_terms(profile, gpu, sizes, in_switch=joined == "nvswitch")
                 return own_all_reduce(work, profile, terms) or terms if engine is not None else terms
         assert_never(work)
@@ -287,14 +288,13 @@ def _stored_experts(work: GroupedGemmWork) -> ExpertOperands | None:
     )
 
 
-def drawn(kernel: Kernel) -> Kernel:
-    """``kernel`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
-    work = kernel.work
+def drawn(work: Work) -> Work:
+    """``work`` with a rival only where it is its turn to lose to it on some rank: others are priced as one."""
     if not isinstance(work, CollectiveWork) or work.rival is None:
-        return kernel
+        return work
     share = 1.0 - COLLECTIVE_WINS ** len(work.ranks)
     loses = math.floor((work.turn + 1) * share + 0.5) > math.floor(work.turn * share + 0.5)
-    return replace(kernel, work=replace(work, rival=work.rival if loses else None, turn=0))
+    return changed(work, rival=work.rival if loses else None, turn=0)
 
 
 def expected_maximum(count: int) -> float:

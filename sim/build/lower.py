@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.changed import changed
 from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import ScenarioError
@@ -62,7 +63,7 @@ class _Tables:
         if index is None:
             priced = self.classify(bare)
             if place == "crossed":
-                priced = replace(priced, terms=priced.beside or priced.terms, beside=None)
+                priced = changed(priced, terms=priced.beside or priced.terms, beside=None)
             elif place != "alone":
                 priced = _beside(priced, joins=place == "joins")
             # Kernels that cost and read the same share a class, and with it the engine's memo of running sets.
@@ -73,7 +74,7 @@ class _Tables:
         return index
 
     def segment(self, phase_index: int, segment_index: int, phase: str, segment: Segment) -> int:
-        key = (phase_index, segment_index, replace(segment, kernels=()))
+        key = (phase_index, segment_index, changed(segment, kernels=()))
         first = self.segment_of.get(key)
         if first is None:
             first = self.segment_of[key] = len(self.segments)
@@ -167,9 +168,9 @@ def _beside(kernel: KernelClass, *, joins: bool) -> KernelClass:
     """
     terms = kernel.beside or kernel.terms
     if kernel.clearing_s:
-        terms = replace(terms, floor_s=terms.floor_s - kernel.clearing_s / terms.scale)
+        terms = changed(terms, floor_s=terms.floor_s - kernel.clearing_s / terms.scale)
     gap_s = max(kernel.gap_s, kernel.joining_gap_s) if joins else kernel.gap_s
-    return replace(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, gap_s=gap_s, beside=None)
+    return changed(kernel, lead_s=kernel.clearing_s or kernel.lead_s, terms=terms, gap_s=gap_s, beside=None)
 
 
 def _places(kernels: Sequence[Kernel], lone: Place) -> list[Place]:

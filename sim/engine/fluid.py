@@ -43,6 +43,7 @@ class FluidModel:
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
     _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
+    _curves: dict[float, tuple[float, float]] = field(default_factory=dict)
     rules: Rules = field(init=False)
     _known: dict[tuple[object, ...], GpuState] = field(init=False)
 
@@ -139,7 +140,9 @@ class FluidModel:
         return seen[highest_clock(power_w, limit_w, gpu.min_clock_hz, clock_cap_hz, gpu.clock_step_hz)]
 
     def _end(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state at one end of the clock range, which every power limit asks for."""
+        """The state at a clock; that at one end of the clock range every power limit asks for."""
+        if self.gpu.min_clock_hz < clock_hz < self.gpu.max_clock_hz:
+            return self._set_of(running, caps).at(clock_hz)
         state = self._ends.get((running, clock_hz, caps))
         if state is None:
             state = self._ends[running, clock_hz, caps] = self._set_of(running, caps).at(clock_hz)
@@ -150,7 +153,7 @@ class FluidModel:
         if found is None:
             members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
             found = self._sets[running, caps] = RunningSet(
-                self.gpu, members, [fill for *_, fill in running], caps, self.rules
+                self.gpu, members, [fill for *_, fill in running], caps, self.rules, self._curves
             )
         return found
 

@@ -109,7 +109,10 @@ class Member:
 
 
 class RunningSet:
-    """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps)."""
+    """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps).
+
+    ``curves`` holds idle power (W) and voltage scale at clocks that other sets of the GPU have been asked for.
+    """
 
     def __init__(
         self,
@@ -118,14 +121,18 @@ class RunningSet:
         fills: Sequence[float],
         caps: tuple[float, ...] | None,
         rules: Rules,
+        curves: dict[float, tuple[float, float]] | None = None,
     ) -> None:
+        self._curves = {} if curves is None else curves
         if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
         self._few = [m.cls.collective for m in members]
         self._factors = [fill * gpu.chip_power_factor for fill in fills]
-        self._held = math.fsum([m.hold for m in members])
+        held = math.fsum([m.hold for m in members])
+        self._sms_busy = min(held, float(gpu.sms))
+        self._shares = [m.hold / held if held else 1.0 / len(members) for m in members]  # of idle power
         # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
         self._moving = [
             m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(gpu.sms)) / m.hold
@@ -143,32 +150,37 @@ class RunningSet:
         gpu, members = self._gpu, self._members
         pace: list[float] = []  # completions a picosecond
         busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
-        for member, moving in zip(members, self._moving, strict=True):
+        for member, moving in zip(members, self._moving):  # noqa: B905 - as many; the keyword costs time here
             if member.waiting:
                 pace.append(0.0)
                 busy_share.append(0.0)
                 continue
             work_s, gap_s = member.pace.seconds(clock_hz), member.cls.gap_s
-            busy_share.append(work_s / (work_s + gap_s))
-            pace.append(1.0 / (max(work_s, moving / clock_hz) + gap_s) / PS_PER_S)
+            lasts_s = work_s + gap_s
+            busy_share.append(work_s / lasts_s)
+            if moving and (moving_s := moving / clock_hz) > work_s:
+                lasts_s = moving_s + gap_s
+            pace.append(1.0 / lasts_s / PS_PER_S)
         if self._beside:
             self._wait(pace, clock_hz)
-        hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
-        link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace, strict=True)]
+        hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
+        link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
         if len(members) > 1 or self._caps:
             for i, slow in enumerate(self._slowed(pace, hbm, link)):
                 if slow < 1.0:
                     pace[i] *= slow
                     hbm[i] *= slow
                     link[i] *= slow
-        idle_w = gpu.idle_w(clock_hz)
-        usual = gpu.voltage_scale(clock_hz), clock_hz / gpu.reference_clock_hz
+        known = self._curves.get(clock_hz)
+        if known is None:
+            known = self._curves[clock_hz] = gpu.idle_w(clock_hz), gpu.voltage_scale(clock_hz)
+        (idle_w, own_voltage), own_fraction = known, clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
-        for member, factor, rate, busy in zip(members, self._factors, pace, busy_share, strict=True):
+        for member, factor, share, rate, busy in zip(members, self._factors, self._shares, pace, busy_share):  # noqa: B905
             if member.waiting:
                 dynamic_w = member.terms.waiting_power_w
             else:
-                voltage, fraction = usual
+                voltage, fraction = own_voltage, own_fraction
                 if (top_hz := member.terms.top_clock_hz) < clock_hz:
                     voltage, fraction = gpu.voltage_scale(top_hz), top_hz / gpu.reference_clock_hz
                 dynamic_w = dynamic_power_w(
@@ -179,18 +191,16 @@ class RunningSet:
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
-            powers.append(
-                dynamic_w * factor + idle_w * (member.hold / self._held if self._held else 1.0 / len(members))
-            )
+            powers.append(dynamic_w * factor + idle_w * share)
         return GpuState(
-            index=-1,
-            clock_hz=clock_hz,
-            power_w=math.fsum(powers) if members else idle_w,
-            kernel_power_w=tuple(powers),
-            rates=tuple(pace),
-            sms_busy=min(self._held, float(gpu.sms)),
-            hbm_bytes_per_s=math.fsum(hbm),
-            link_bytes_per_s=math.fsum(link),
+            -1,
+            clock_hz,
+            math.fsum(powers) if members else idle_w,
+            tuple(powers),
+            tuple(pace),
+            self._sms_busy,
+            math.fsum(hbm),
+            math.fsum(link),
         )
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:
@@ -198,29 +208,32 @@ class RunningSet:
         # The way through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
         scale = clock_hz / self._gpu.reference_clock_hz
         loads = []
-        for m, rate in zip(self._members, pace, strict=True):
-            flow, share = m.terms.hbm_bytes * rate * PS_PER_S, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S
-            loads.append(scale * (flow if m.cls.collective or not flow else unlimited(flow, share, m.hold)))
-        for i, (member, wait) in enumerate(
-            zip(self._members, self._rules.hbm.waits(loads, self._kernels), strict=True)
-        ):
+        for m, rate in zip(self._members, pace):  # noqa: B905 - as many; the keyword costs time here
+            flow = m.terms.hbm_bytes * rate * PS_PER_S
+            if flow and not m.cls.collective:
+                flow = unlimited(flow, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S, m.hold)
+            loads.append(scale * flow)
+        waits = self._rules.hbm.waits(loads, self._kernels)
+        for i, (member, wait) in enumerate(zip(self._members, waits)):  # noqa: B905 - as above
             if member.terms.load_wait and pace[i]:
                 computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
                 pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)
 
     def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
         """How much of its own pace each kernel keeps beside the others."""
-        rules, weights, few = self._rules, self._weights, self._few
-        most = self._caps or (math.inf,) * len(pace)
-        held_back = [min(1.0, cap / rate) if rate else 1.0 for cap, rate in zip(most, pace, strict=True)]
-        asked = rules.hbm.asked(hbm, weights, few)
-        asked = [min(want, own * back) for want, own, back in zip(asked, hbm, held_back, strict=True)]
-        hbm_granted = rules.hbm.divide(asked, weights)
-        link_granted = rules.link.divide([want * back for want, back in zip(link, held_back, strict=True)], weights)
-        return [
-            min(back, got / own if own else 1.0, link_got / link_own if link_own else 1.0)
-            for back, got, own, link_got, link_own in zip(held_back, hbm_granted, hbm, link_granted, link, strict=True)
+        rules, weights = self._rules, self._weights
+        asked = rules.hbm.asked(hbm, weights, self._few)
+        wanted, kept = link, None
+        if self._caps:
+            kept = [min(1.0, cap / rate) if rate else 1.0 for cap, rate in zip(self._caps, pace, strict=True)]
+            asked = [min(want, own * back) for want, own, back in zip(asked, hbm, kept, strict=True)]
+            wanted = [want * back for want, back in zip(link, kept, strict=True)]
+        granted, link_granted = rules.hbm.divide(asked, weights), rules.link.divide(wanted, weights)
+        shares = [
+            min(got / own if own else 1.0, link_got / link_own if link_own else 1.0)
+            for got, own, link_got, link_own in zip(granted, hbm, link_granted, link)  # noqa: B905 - as above
         ]
+        return shares if kept is None else [min(back, share) for back, share in zip(kept, shares, strict=True)]
 
 
 def _among_empty(members: Sequence[Member], gpu_sms: float) -> list[Member]:

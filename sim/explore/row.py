@@ -73,6 +73,11 @@ def full(fields: Mapping[str, Any]) -> dict[str, Any]:
     except ScenarioError:
         defaults = {name: f.get_default() for name, f in Scenario.model_fields.items() if not f.is_required()}
         return {**defaults, **fields, "world": None}
+    return full_of(scenario)
+
+
+def full_of(scenario: Scenario) -> dict[str, Any]:
+    """Every field of ``scenario`` and its number of GPUs, as plain JSON values."""
     return scenario.model_dump(mode="json") | {"world": scenario.world}
 
 

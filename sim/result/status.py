@@ -137,9 +137,9 @@ def standing(
     unchecked = _of_machine(target)
     if scenario.profile is not None:
         unchecked.append("the profile is your own: no whole run was held against it (wattline validate)")
-    for name in Scenario.model_fields.keys() - HELD:
+    for name, default in _defaults().items():
         value = getattr(scenario, name)
-        if value != Scenario.model_fields[name].default:
+        if value != default:
             if isinstance(value, tuple):  # pairs of a name and what is said of it
                 value = ",".join("=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
             unchecked.append(f"{name} = {value} was never measured")
@@ -165,6 +165,12 @@ def standing(
         expected_error=_expected(target, asked, known, unchecked=bool(unchecked), extrapolated=bool(extrapolated)),
         notes=tuple(notes_of(scenario, target, drawn_w)),
     )
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> dict[str, Any]:
+    """What no run departs from that was measured: fields that no kind holds, as they are by default."""
+    return {name: field.default for name, field in Scenario.model_fields.items() if name not in HELD}
 
 
 def card_status(scenario: Scenario, target: Machine, *, measured: bool) -> str:
@@ -221,15 +227,20 @@ def _of_machine(target: Machine) -> list[str]:
 
 def measured_kind(asked: Kind) -> tuple[Checked | None, list[str]]:
     """The rows of the kind that is asked for, else in which respect rows that come nearest differ."""
+    known, missing = _nearest(tuple(asked.key[name] for name in KEY))
+    return known, list(missing)
+
+
+@lru_cache(maxsize=256)
+def _nearest(key: tuple[str, ...]) -> tuple[Checked | None, Sequence[str]]:
     rows = list(checked_runs())
-    for name in KEY:
-        value = asked.key[name]
+    for place, (name, value) in enumerate(zip(KEY, key, strict=True)):
         fitting = [row for row in rows if row.kind.key[name] == value]
         if not fitting:
             if name == "gpu":
                 return None, [f"no whole run on {value} was measured"]
             seen = " | ".join(dict.fromkeys(row.kind.key[name] for row in rows))
-            alike = ", ".join(asked.key[n] for n in KEY[: KEY.index(name)])
+            alike = ", ".join(key[:place])
             return None, [f"no whole run with {name} = {value} was measured ({alike}: {seen})"]
         rows = fitting
     return rows[0], []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sim.engine.running import GpuModel
 
@@ -104,7 +105,20 @@ class ClockSearch:
         return step - step % self.rule.coarse if self.high - self.low > 4 * self.rule.coarse else step
 
 
-def look(searches: Sequence[ClockSearch], at: Callable[[list[float]], list[float]]) -> None:
+class PowerSearch(Protocol):
+    """A search by one GPU's looks at its mean power."""
+
+    settled: bool
+
+    @property
+    def clock_hz(self) -> float:
+        """Where to look."""
+
+    def learn(self, power_w: float) -> None:
+        """What it found there."""
+
+
+def look(searches: Sequence[PowerSearch], at: Callable[[list[float]], list[float]]) -> None:
     """One more look at the power of all GPUs, ``at`` the clock of each one's search."""
     for search, power_w in zip(searches, at([search.clock_hz for search in searches]), strict=True):
         search.learn(power_w)

@@ -26,6 +26,7 @@ from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.result.outcome import Outcome
+from sim.run.guide import PowerGuide
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions, partitioned
 from sim.shortcuts.context_buckets import error_bound
@@ -48,6 +49,11 @@ class PieceSequence:
     sequence: tuple[Repeated, ...]
     phases: tuple[tuple[str, ...], ...]
     first_op: tuple[NDArray[np.int64], ...]
+
+    @cached_property
+    def guide(self) -> PowerGuide:
+        """Of searches for its settled clock, where it is of one GPU; they learn from one another."""
+        return PowerGuide(self.sequence)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -257,15 +263,16 @@ class _Prices:
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
-        self.known: dict[Kernel, KernelClass] = {}
+        self.known: dict[tuple[str, int, float, object], KernelClass] = {}
 
     def price(self, kernel: Kernel) -> KernelClass:
-        kernel = drawn(kernel)
-        known = self.known.get(kernel)
+        work = drawn(kernel.work)
+        key = (kernel.name, kernel.priority, kernel.flops, work)  # all that a price follows from
+        known = self.known.get(key)
         if known is None:
             if len(self.known) > MAX_PRICES:
                 self.known.clear()
-            known = self.known[kernel] = self.pricer.price(kernel)
+            known = self.known[key] = self.pricer.price(kernel if work is kernel.work else replace(kernel, work=work))
         return known
 
 

@@ -202,12 +202,12 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
 def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine) -> list[HeldClock]:
     """Each GPU's clock at which the mean power of the run is within the cap; that of a video's denoising steps, too,
     which can last longer than the limiters look back, while the decoder runs on one GPU."""
-    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes))
+    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes), layout.guide)
     steps = plan.of_phases(STEP)
     if steps is None:
         return clocks
     _, alone = next(_layouts(steps, "auto", []))
-    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes))
+    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes), alone.guide)
     return [min(clock, found[place]) for clock, place in zip(clocks, _places(alone, layout), strict=True)]
 
 

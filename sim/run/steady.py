@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
-from sim.run.clock_search import ClockSearch, SearchRule, look
+from sim.run.clock_search import ClockSearch, PowerSearch, SearchRule, look
+from sim.run.guide import GuidedSearch, PowerGuide
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
@@ -44,47 +45,65 @@ def mean_w(parts: Sequence[RepeatedPiece]) -> list[float]:
     return [sum(part.repeat * part.played.energy_j[gpu] for part in parts) / length_s for gpu in gpus]
 
 
-def steady_clocks(sequence: Sequence[Repeated], limits: ClockLimits, gpus: int) -> list[HeldClock]:
+def steady_clocks(
+    sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, guide: PowerGuide | None = None
+) -> list[HeldClock]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
-    See :func:`held_clocks`.
+    See :func:`held_clocks`. Work of one GPU that overlaps is looked at where a ``guide`` of its sequence says; several
+    move each other's power, so that where their searches end depends on the way there.
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
         return mean_w_at(sequence, tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
     scheduled = any(part.piece.serial is None for part in sequence)
-    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, slow_top=scheduled)
+    guide = guide or PowerGuide(sequence) if scheduled and gpus == 1 else None
+    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, guide=guide, slow_top=scheduled)
     return [HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
 def held_clocks(
-    at: Callable[[list[float]], list[float]], limits: ClockLimits, model: GpuModel, gpus: int, *, slow_top: bool
+    at: Callable[[list[float]], list[float]],
+    limits: ClockLimits,
+    model: GpuModel,
+    gpus: int,
+    *,
+    guide: PowerGuide | None = None,
+    slow_top: bool = False,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
     A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps) whose mean power is within the
-    slow limit while the next point's is not. ``slow_top``: the highest clock takes longest to work out.
+    slow limit while the next point's is not. With a ``guide`` (of one GPU) fewer clocks are looked at.
+    ``slow_top``: the highest clock takes longest to work out.
     """
     found = [model.max_clock_hz] * gpus
-    if math.isinf(limits.slow_limit_w):
+    limit_w = limits.slow_limit_w
+    if math.isinf(limit_w):
         return found
-    first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
-    searches = [ClockSearch(model, limits.slow_limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
-    if slow_top:
-        look(searches, at)  # at the top the fast limiter acts too
-    if not slow_top or any(search.low for search in searches):
-        for search, power in zip(searches, at(found), strict=True):
-            search.high_w = power if search.high_w == math.inf else search.high_w
-    if any(search.high_w > limits.slow_limit_w for search in searches):
-        while not all(search.settled for search in searches):
-            look(searches, at)
-        found = [search.clock_hz for search in searches]
-        for _ in range(MOST_TRIMS):
-            over = [max(0.0, power / limits.slow_limit_w - 1.0 - POWER_SLACK) for power in at(found)]
-            if not any(over):
-                break
-            # Power goes with the cube of the clock at most.
-            less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
-            found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
+    searches: Sequence[PowerSearch]
+    if guide is not None:
+        searches = [GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))]
+    else:
+        first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
+        halving = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
+        searches = halving
+        if slow_top:
+            look(searches, at)  # at the top the fast limiter acts too
+        if not slow_top or any(search.low for search in halving):
+            for search, power in zip(halving, at(found), strict=True):
+                search.high_w = power if search.high_w == math.inf else search.high_w
+        if all(search.high_w <= limit_w for search in halving):
+            return found
+    while not all(search.settled for search in searches):
+        look(searches, at)
+    found = [search.clock_hz for search in searches]
+    for _ in range(MOST_TRIMS):
+        over = [max(0.0, power / limit_w - 1.0 - POWER_SLACK) for power in at(found)]
+        if not any(over):
+            break
+        # Power goes with the cube of the clock at most.
+        less = [math.ceil(excess * hz / 3.0 / CLOCK_GRID_HZ) for hz, excess in zip(found, over, strict=True)]
+        found = [max(model.min_clock_hz, hz - n * CLOCK_GRID_HZ) for hz, n in zip(found, less, strict=True)]
     return found

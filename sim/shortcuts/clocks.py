@@ -57,9 +57,10 @@ class ClockCurves:
 
 
 @lru_cache(maxsize=64)
-def grid_of(gpu: GpuModel) -> ClockCurves:
-    """The grid of a GPU type."""
-    clocks = [clock_of(gpu, step) for step in range(top_step(gpu) + 1)]
+def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:
+    """The grid of a GPU type, or ``every`` so manieth step of it and the last one."""
+    top = top_step(gpu)
+    clocks = [clock_of(gpu, step) for step in (*range(0, top, every), top)]
     return ClockCurves(
         clock_hz=np.array(clocks),
         clock_fraction=np.array(clocks) / gpu.reference_clock_hz,
@@ -115,12 +116,13 @@ def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False) -> K
     if found is None:
         if len(tables) > MAX_TABLES:
             tables.clear()
-        found = tables[key] = _computed_curves(model, class_id, waits=waits)
+        found = tables[key] = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
     return found
 
 
-def _computed_curves(model: FluidModel, class_id: int, *, waits: bool) -> KernelCurves:
-    gpu, grid = model.gpu, grid_of(model.gpu)
+def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: bool = False) -> KernelCurves:
+    """The same at the clocks of ``grid``, not remembered."""
+    gpu = model.gpu
     member = model.member(class_id, model.grid(class_id).sms, waits)
     terms = member.terms
     rate = per_run_j = np.zeros_like(grid.clock_hz)
@@ -164,6 +166,7 @@ class SerialAtClocks:
         self.limit_w, self.gpus = limit_w, graph.gpus
         self.idle_w = grid_of(self.model.gpu).idle_w
         self.kinds = serial.kinds
+        self._known: dict[tuple[int, bool], KernelCurves] = {}
         self.tables = [self._table(cls) for _, cls in self.kinds]
         self.kind_gpu = np.array([gpu for gpu, _ in self.kinds])
         # Stretches of kernels between collectives, GPU by GPU: one before each of its parts of collectives, and a last
@@ -230,10 +233,14 @@ class SerialAtClocks:
 
     def _table(self, class_id: int, *, waits: bool = False) -> KernelCurves:
         """A kernel's table under the fast limit."""
-        model = self.model
-        running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
-        free = kernel_curves(model, class_id, waits=waits)
-        return free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
+        known = self._known.get((class_id, waits))
+        if known is None:
+            model = self.model
+            running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
+            free = kernel_curves(model, class_id, waits=waits)
+            known = free.below(self.limit_w, lambda: model.solve(running, self.limit_w, model.gpu.max_clock_hz))
+            self._known[class_id, waits] = known
+        return known
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
         """Picoseconds of a collective from the last arrival on, and the watts of each of its GPUs."""

@@ -113,12 +113,17 @@ class _SoloKernels:
         self.model = model
         self.bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
         self._meetings: dict[object, tuple[int, list[GpuState]]] = {}
+        self._states: dict[object, GpuState] = {}  # of kernels that GPUs under one target have in common
 
     def state(self, gpu: int, cls: int, *, waits: bool = False, pace: float | None = None) -> GpuState:
         """The state of one kernel; it may spin, or be held to ``pace``."""
-        caps = None if pace is None else (pace,)
-        running = ((cls, self.model.grid(cls).sms, waits, 1.0),)
-        return self.model.solve(running, *self.bounds[gpu], caps)
+        key = (cls, waits, pace, self.bounds[gpu])
+        found = self._states.get(key)
+        if found is None:
+            caps = None if pace is None else (pace,)
+            running = ((cls, self.model.grid(cls).sms, waits, 1.0),)
+            found = self._states[key] = self.model.solve(running, *self.bounds[gpu], caps)
+        return found
 
     def idle(self, gpu: int) -> GpuState:
         """Nothing runs."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
+from inputs.changed import changed
 from workloads.errors import WorkloadError
 from workloads.kernels import product_bytes
 from workloads.program import Kernel
@@ -42,27 +43,27 @@ def piece_of(kernel: Kernel, schedule: Schedule, index: int) -> Kernel:
     assert isinstance(work, GemmWork | ElementwiseWork)
     flops = kernel.flops / pieces
     if isinstance(work, ElementwiseWork):
-        part = replace(work, rows=work.rows // pieces, bytes_moved=work.bytes_moved // pieces)
-        return replace(kernel, work=part, flops=flops, bytes_moved=float(part.bytes_moved))
+        part = changed(work, rows=work.rows // pieces, bytes_moved=work.bytes_moved // pieces)
+        return changed(kernel, work=part, flops=flops, bytes_moved=float(part.bytes_moved))
     if schedule.kind == "tile_signal":
-        work = replace(work, part=(index, pieces), beside_ctas=schedule.ctas)
-        return replace(kernel, work=work, flops=flops, bytes_moved=kernel.bytes_moved / pieces)
+        work = changed(work, part=(index, pieces), beside_ctas=schedule.ctas)
+        return changed(kernel, work=work, flops=flops, bytes_moved=kernel.bytes_moved / pieces)
     if work.m % pieces:
         raise WorkloadError(f"overlap_chunks = {pieces}: does not divide the {work.m} tokens of {kernel.name}")
-    work = replace(work, m=work.m // pieces)
-    return replace(kernel, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
+    work = changed(work, m=work.m // pieces)
+    return changed(kernel, work=work, flops=flops, bytes_moved=float(product_bytes(work)))
 
 
 def collective_piece(kernel: Kernel, schedule: Schedule) -> Kernel:
     """A piece of a collective, on the stream of those that run beside compute."""
     assert isinstance(kernel.work, CollectiveWork)
     buffer = kernel.work.buffer_bytes // schedule.pieces
-    work = replace(kernel.work, buffer_bytes=buffer, ctas=schedule.ctas)
-    return replace(kernel, work=work, bytes_moved=float(buffer), stream=COMM_STREAM, priority=COMM_PRIORITY)
+    work = changed(kernel.work, buffer_bytes=buffer, ctas=schedule.ctas)
+    return changed(kernel, work=work, bytes_moved=float(buffer), stream=COMM_STREAM, priority=COMM_PRIORITY)
 
 
 def leave_sms(kernel: Kernel, ctas: int) -> Kernel:
     """``kernel`` on the SMs that ``ctas`` blocks of a collective leave, if it is a matrix product."""
     if not isinstance(kernel.work, GemmWork | GroupedGemmWork):
         return kernel
-    return replace(kernel, work=replace(kernel.work, beside_ctas=ctas or None))
+    return changed(kernel, work=changed(kernel.work, beside_ctas=ctas or None))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
 
+from inputs.changed import changed
 from workloads.errors import WorkloadError
 from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.kernels import elementwise_kernel
@@ -55,7 +56,7 @@ class _Layer:
     def beside(self, step: BesideExchange) -> None:
         for kernel in self.kernels_of(step.exchange):
             last = len(self.kernels) - 1
-            self._add(replace(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY), last)
+            self._add(changed(kernel, stream=COMM_STREAM, priority=COMM_PRIORITY), last)
         exchange = len(self.kernels) - 1
         for node in step.nodes:
             for kernel in self.kernels_of(node):
@@ -92,16 +93,16 @@ class _Layer:
     def _on(self, kernel: Kernel, ctas: int | None) -> Kernel:
         """A collective on the blocks that an operator asks for."""
         work = kernel.work
-        return replace(kernel, work=replace(work, ctas=ctas)) if isinstance(work, CollectiveWork) and ctas else kernel
+        return changed(kernel, work=changed(work, ctas=ctas)) if isinstance(work, CollectiveWork) and ctas else kernel
 
     def _in_turn(self, kernels: Iterable[Kernel]) -> None:
         base = len(self.kernels)
         for kernel in kernels:
-            self.kernels.append(replace(kernel, after=(*(base + i for i in kernel.after), *self.pending)))
+            self.kernels.append(changed(kernel, after=(*(base + i for i in kernel.after), *self.pending)))
             self.pending = ()
 
     def _add(self, kernel: Kernel, *after: int) -> int:
-        self.kernels.append(replace(kernel, after=after))
+        self.kernels.append(changed(kernel, after=after))
         return len(self.kernels) - 1
 
     def _pieces(self, parts: Sequence[Kernel], schedule: Schedule, fed: Kernel | None, ended: Kernel | None) -> None:
@@ -141,7 +142,7 @@ class _Layer:
         if comm.work.op is not CollectiveOp.REDUCE_SCATTER:
             return comm
         turn = sum(isinstance(k.work, CollectiveWork) and k.work.rival is not None for k in self.kernels)
-        return replace(comm, work=replace(comm.work, rival=product.work, turn=turn))
+        return changed(comm, work=changed(comm.work, rival=product.work, turn=turn))
 
     def _ring_in(self, parts: Sequence[Kernel], schedule: Schedule, fed: Kernel) -> None:
         """Each rank starts on its own rows, while it passes on what it has and takes what comes."""
@@ -174,10 +175,10 @@ class _Layer:
 
 def _passed_on(kernel: Kernel, schedule: Schedule) -> Kernel:
     """A piece of what ``kernel`` moves, to the neighbour; Transformer Engine's ring copies by copy engines."""
-    piece = collective_piece(kernel, replace(schedule, ctas=schedule.ctas or 0))
+    piece = collective_piece(kernel, changed(schedule, ctas=schedule.ctas or 0))
     assert isinstance(piece.work, CollectiveWork)
     word = kernel.name.rsplit("_", 1)[-1]
-    return replace(piece, name=f"exchange_{word}", work=replace(piece.work, op=CollectiveOp.SEND_RECV))
+    return changed(piece, name=f"exchange_{word}", work=changed(piece.work, op=CollectiveOp.SEND_RECV))
 
 
 def _check(stage: Stage, parts: Sequence[Kernel], *collectives: Kernel | None) -> None:

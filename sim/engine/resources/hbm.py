@@ -40,16 +40,15 @@ class HbmShares:
 
     def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
         """What each asks for once few blocks have queued behind the others."""
-        capacity = self.bytes_per_s * self.mixed_share
-        demands, weights = list(demands), list(weights)
-        return [
-            share_behind_others(
-                demands[i], weights[i], demands[:i] + demands[i + 1 :], weights[:i] + weights[i + 1 :], capacity
-            )
-            if one
-            else demands[i]
-            for i, one in enumerate(few)
-        ]
+        found = list(demands)
+        if True in few and len(found) > 1:
+            capacity, weights = self.bytes_per_s * self.mixed_share, list(weights)
+            for i, one in enumerate(few):
+                if one and demands[i] > 0.0:
+                    others, other_weights = list(demands), weights.copy()
+                    del others[i], other_weights[i]
+                    found[i] = share_behind_others(demands[i], weights[i], others, other_weights, capacity)
+        return found
 
     def waits(self, loads: Sequence[float], kernels: Sequence[int]) -> list[float]:
         """Latency of each kernel's loads behind those of the others, over that in an idle memory.
@@ -63,12 +62,12 @@ class HbmShares:
         >>> HbmShares(bytes_per_s=3e12).waits([product, product], [0, 0])
         [1.0, 1.0]
         """
-        return [
-            slowdown(
-                math.fsum([load for load, other in zip(loads, kernels, strict=True) if other != one]) / self.bytes_per_s
-            )
-            for one in kernels
-        ]
+        if len(kernels) == 2 and kernels[0] != kernels[1]:
+            behind = [loads[1], loads[0]]
+        else:
+            pairs = list(zip(loads, kernels, strict=True))
+            behind = [math.fsum([load for load, other in pairs if other != one]) for _, one in pairs]
+        return [slowdown(load / self.bytes_per_s) if load else 1.0 for load in behind]
 
 
 class Hbm(Bandwidth[HbmShares]):
