@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 
 from pydantic import TypeAdapter
 
+from hardware.laws.adapters import AdapterCoefficients
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.correction import Correction
 from hardware.laws.decoder import ConvolutionCoefficients, WideAttentionCoefficients
@@ -51,7 +52,7 @@ class EngineLaws:
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
     type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``convolution`` and ``wide`` attention
-    of VAE decoders: by type. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
+    of VAE decoders: by type. ``adapters``: low-rank ones, by kernel. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 
@@ -69,6 +70,7 @@ class EngineLaws:
     masked: PrefillCoefficients | None = None
     convolution: Mapping[str, ConvolutionCoefficients] = field(default_factory=dict)
     wide: Mapping[str, WideAttentionCoefficients] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterCoefficients] = field(default_factory=dict)
     mean_power_factor: float = 1.0
     left_out: Mapping[str, LeftOutErrors] = field(default_factory=dict)
     standard_errors: Mapping[str, float] = field(default_factory=dict)
@@ -76,6 +78,13 @@ class EngineLaws:
     def learnt(self, family: str) -> Learnt:
         """The corrections of ``family``; none where it has none."""
         return self.corrections.get(family) or Learnt(time=Correction.none(), energy=Correction.none())
+
+    def with_adapters(self, known: EngineLaws) -> EngineLaws:
+        """These laws, with those of adapters of ``known`` where no row of them is here."""
+        if self.adapters:
+            return self
+        learnt = {name: one for name, one in known.corrections.items() if name.startswith("adapters.")}
+        return replace(self, adapters=known.adapters, corrections={**self.corrections, **learnt})
 
 
 @lru_cache(maxsize=1)

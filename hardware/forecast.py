@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
+from hardware.laws.adapters import AdapterCoefficients
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.decoder import ConvolutionCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients, memory_bound
@@ -125,6 +126,17 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             sm_power_w=c.sm_power_w * power,
         )
 
+    def adapters(c: AdapterCoefficients) -> AdapterCoefficients:
+        return replace(
+            c,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            block_energy_j=c.block_energy_j * joules_per_flop,
+            step_energy_j=c.step_energy_j * joules_per_flop,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+            carried=True,
+        )
+
     def engine(laws: EngineLaws) -> EngineLaws:
         return replace(
             laws,
@@ -135,6 +147,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
             masked=laws.masked and prefill(laws.masked),
             convolution={name: convolution(c) for name, c in laws.convolution.items()},
+            adapters={name: adapters(c) for name, c in laws.adapters.items()},
             wide={name: replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop) for name, c in laws.wide.items()},
             corrections={
                 name: learnt for name, learnt in laws.corrections.items()

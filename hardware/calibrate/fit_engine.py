@@ -16,6 +16,7 @@ import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
+from hardware.calibrate.fit_adapters import adapter_laws
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_decoder import decoder_laws
 from hardware.calibrate.fit_families import (
@@ -61,7 +62,7 @@ FOOTPRINT = {"image_group_norm": 2 / 3, "image_normalize_f32": 2 / 3}
 SLOW_W = 100.0
 NOT_ELEMENTWISE = (
     "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
-    "at_clock",
+    "vllm_adapter", "at_clock",
 )  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
@@ -194,6 +195,7 @@ def fit_engine(
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
     convolution, wide = decoder_laws(single, fits, gpu)
+    adapters = adapter_laws(single, fits, base)
     pairs = clock_pairs(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
@@ -241,6 +243,7 @@ def fit_engine(
         decode=decodes or {"bf16": base.decode},
         convolution=convolution,
         wide=wide,
+        adapters={**(near.adapters if near else {}), **adapters},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),
