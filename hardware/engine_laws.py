@@ -52,7 +52,8 @@ class EngineLaws:
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
     type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``convolution`` and ``wide`` attention
-    of VAE decoders: by type. ``adapters``: low-rank ones, by kernel. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
+    of VAE decoders: by type. ``adapters``: low-rank ones, by kernel.
+    ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 

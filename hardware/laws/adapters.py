@@ -51,8 +51,8 @@ class AdapterSizes:
 class AdapterCoefficients:
     """Fitted on rows of one of the kernels; rates at the maximum clock.
 
-    A launched block takes the launcher ``block_launch_s``. One with rows takes ``wait_cycles``, for each turn of its loop
-    ``wait_cycles_per_turn`` and for each step of its depth ``wait_cycles_per_step``; it keeps the others on its SM
+    A launched block takes the launcher ``block_launch_s``. One with rows takes ``wait_cycles``, for each turn of its
+    loop ``wait_cycles_per_turn`` and for each step of its depth ``wait_cycles_per_step``; it keeps the others on its SM
     waiting for ``busy_cycles`` and ``busy_cycles_per_step`` of these, ``masked`` times as long where a rank is no whole
     number of steps, whose loads are masked (on the way up). It takes ``block_energy_j`` and ``step_energy_j`` a step,
     whatever its rows, and these ``flop_energy_j``. ``carried``: from another GPU's rows.

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.engine_rows import convolution_of, moved_of
-from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from hardware.calibrate.suite.cases_vllm_lora import widths_of
+from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
 from sim.validation.kernel_work import attention_work
 from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp

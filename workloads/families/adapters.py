@@ -68,7 +68,8 @@ def adapter_kernels(node: Gemm, shape: Shape, adapters: Adapters | None) -> list
     between = slices * rows * adapters.rank
     ways = [
         AdapterGemmWork(
-            rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest, slots=slots
+            rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest,
+            slots=slots,
         )
         for width, up, widest in ((depth, False, None), (columns, True, _widest(node, shape)))
     ]  # fmt: skip
