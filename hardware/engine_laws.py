@@ -48,12 +48,11 @@ class AllReduceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaws:
-    """One engine's kernels on one GPU type. Products, attention and elementwise kernels by type or name.
+    """One engine's kernels on one GPU type. Products, attention, elementwise kernels and ``adapters`` by type or name.
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
     type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``convolution`` and ``wide`` attention
-    of VAE decoders: by type. ``adapters``: low-rank ones, by kernel.
-    ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
+    of VAE decoders: by type. ``mean_power_factor``: watts above idle of the mean card over those of the measured ones.
     ``left_out`` and ``standard_errors`` (of logs) by family; ``files`` by name with their digests.
     """
 
@@ -68,10 +67,10 @@ class EngineLaws:
     elementwise: Mapping[str, ElementwiseCoefficients]
     corrections: Mapping[str, Learnt]
     all_reduce: tuple[AllReduceRow, ...] = ()
+    adapters: Mapping[str, AdapterCoefficients] = field(default_factory=dict)
     masked: PrefillCoefficients | None = None
     convolution: Mapping[str, ConvolutionCoefficients] = field(default_factory=dict)
     wide: Mapping[str, WideAttentionCoefficients] = field(default_factory=dict)
-    adapters: Mapping[str, AdapterCoefficients] = field(default_factory=dict)
     mean_power_factor: float = 1.0
     left_out: Mapping[str, LeftOutErrors] = field(default_factory=dict)
     standard_errors: Mapping[str, float] = field(default_factory=dict)

@@ -117,15 +117,6 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     def routed(c: RoutedCoefficients) -> RoutedCoefficients:
         return replace(product(c), tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles)
 
-    def convolution(c: ConvolutionCoefficients) -> ConvolutionCoefficients:
-        return replace(
-            c,
-            copy_bytes_per_s=c.copy_bytes_per_s * hbm,
-            bias_bytes_per_s=c.bias_bytes_per_s * cache,
-            flop_energy_j=c.flop_energy_j * joules_per_flop,
-            sm_power_w=c.sm_power_w * power,
-        )
-
     def adapters(c: AdapterCoefficients) -> AdapterCoefficients:
         return replace(
             c,
@@ -137,6 +128,15 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             carried=True,
         )
 
+    def convolution(c: ConvolutionCoefficients) -> ConvolutionCoefficients:
+        return replace(
+            c,
+            copy_bytes_per_s=c.copy_bytes_per_s * hbm,
+            bias_bytes_per_s=c.bias_bytes_per_s * cache,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+        )
+
     def engine(laws: EngineLaws) -> EngineLaws:
         return replace(
             laws,
@@ -145,9 +145,9 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             prefill=prefill(laws.prefill),
             decode={name: decode(c) for name, c in laws.decode.items()},
             elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
+            adapters={name: adapters(c) for name, c in laws.adapters.items()},
             masked=laws.masked and prefill(laws.masked),
             convolution={name: convolution(c) for name, c in laws.convolution.items()},
-            adapters={name: adapters(c) for name, c in laws.adapters.items()},
             wide={name: replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop) for name, c in laws.wide.items()},
             corrections={
                 name: learnt for name, learnt in laws.corrections.items()

@@ -194,8 +194,8 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
-    convolution, wide = decoder_laws(single, fits, gpu)
     adapters = adapter_laws(single, fits, base)
+    convolution, wide = decoder_laws(single, fits, gpu)
     pairs = clock_pairs(
         rows, l2_bytes=gpu.l2_bytes, moved=lambda row: moved_of(row).bytes_moved, law=lambda row: moved_of(row).op
     )
@@ -240,10 +240,10 @@ def fit_engine(
         scaled=scaled,
         prefill=prefill.get("prefill", base.prefill),
         masked=prefill.get("masked"),
+        adapters={**(near.adapters if near else {}), **adapters},
         decode=decodes or {"bf16": base.decode},
         convolution=convolution,
         wide=wide,
-        adapters={**(near.adapters if near else {}), **adapters},
         elementwise=elementwise,
         corrections={**(near.corrections if near else {}), **fits.corrections},
         all_reduce=_all_reduce(rows, setting) or (near.all_reduce if near else ()),

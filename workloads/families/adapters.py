@@ -34,14 +34,14 @@ COPIES = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """Adapters of ``rank`` on ``modules`` (none named: on all of ``MODULES`` that the model has), in a step in which
-    ``rows`` tokens (None: all) ask for ``distinct`` of them. The server has room for ``slots`` (None: for these).
+    ``rows`` tokens (None: all) ask for ``distinct`` of them.
     """
 
     rank: int
     modules: tuple[str, ...] = ()
     distinct: int = 1
     rows: int | None = None
-    slots: int | None = None
+    slots: int | None = None  # that the server has (None: ``distinct``)
 
     @property
     def labels(self) -> frozenset[str]:
@@ -64,12 +64,11 @@ def adapter_kernels(node: Gemm, shape: Shape, adapters: Adapters | None) -> list
         rows = -(-rows // shape.layout.tp)
     depth, columns = _sides(node, shape)
     slices, distinct = len(node.ops), min(adapters.distinct, rows)
-    slots = adapters.slots or adapters.distinct
     between = slices * rows * adapters.rank
     ways = [
         AdapterGemmWork(
             rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest,
-            slots=slots,
+            slots=adapters.slots or adapters.distinct,
         )
         for width, up, widest in ((depth, False, None), (columns, True, _widest(node, shape)))
     ]  # fmt: skip
