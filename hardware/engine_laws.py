@@ -81,10 +81,9 @@ class EngineLaws:
 
     def with_adapters(self, known: EngineLaws) -> EngineLaws:
         """These laws, with those of adapters of ``known`` where no row of them is here."""
-        if self.adapters:
-            return self
-        learnt = {name: one for name, one in known.corrections.items() if name.startswith("adapters.")}
-        return replace(self, adapters=known.adapters, corrections={**self.corrections, **learnt})
+        taken = {name: law for name, law in known.adapters.items() if name not in self.adapters}
+        learnt = {family: known.learnt(family) for family in (f"adapters.{name}" for name in taken)}
+        return replace(self, adapters={**self.adapters, **taken}, corrections={**self.corrections, **learnt})
 
 
 @lru_cache(maxsize=1)

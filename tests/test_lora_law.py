@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hardware.engine_laws import shipped_engines
 from hardware.laws.adapters import AdapterSizes, adapter_grid
 from hardware.laws.engine_price import adapter_terms
 from hardware.laws.terms import time_s, wanted_sms
-from hardware.profile import profile_for
+from hardware.profile import dump_profile, own_profile, profile_for
 from sim import simulate
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
@@ -87,6 +88,18 @@ def test_a_law_is_extrapolated_beyond_its_rows_and_on_other_gpus() -> None:
     assert all(beyond(gpu) for gpu in ("h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"))
     # An H100 has the same SMs and clocks: what they bind takes as long there.
     assert microseconds(sizes(), "h100-sxm-80gb") == pytest.approx(microseconds(sizes()), rel=0.01)
+
+
+def test_a_profile_of_one_s_own_takes_what_it_has_not_of_adapters_from_the_shipped_one(tmp_path: Path) -> None:
+    spec = load_gpu(H200)
+    shipped = profile_for(spec)
+    laws = shipped.engines["vllm"]
+    one = replace(laws, adapters={"up": replace(laws.adapters["up"], floor_s=1e-3)}, corrections={})
+    (path := tmp_path / "own.json").write_text(dump_profile(replace(shipped, engines={"vllm": one})))
+    mine = own_profile(spec, path).engines["vllm"]
+    assert mine.adapters["up"].floor_s == 1e-3 and mine.adapters["down"] == laws.adapters["down"]
+    assert mine.learnt("adapters.down") == laws.learnt("adapters.down")
+    assert mine.learnt("adapters.up") == one.learnt("adapters.up") != laws.learnt("adapters.up")
 
 
 def test_a_server_s_empty_slots_cost_time() -> None:
