@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 
 from pydantic import TypeAdapter
 
+from hardware.laws.adapters import AdapterCoefficients
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.correction import Correction
 from hardware.laws.decoder import ConvolutionCoefficients, GroupNormCoefficients, WideAttentionCoefficients
@@ -47,7 +48,7 @@ class AllReduceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaws:
-    """One engine's kernels on one GPU type. Products, attention and elementwise kernels by type or name.
+    """One engine's kernels on one GPU type. Products, attention, elementwise kernels and ``adapters`` by type or name.
 
     ``routed``, ``scaled``: by type of the weights, with ``_block`` where scales are of blocks of 128; ``decode``: by
     type of the cache; ``masked``: prefill under a mask of padded keys (cuDNN's). ``convolution`` and ``wide`` attention
@@ -67,6 +68,7 @@ class EngineLaws:
     elementwise: Mapping[str, ElementwiseCoefficients]
     corrections: Mapping[str, Learnt]
     all_reduce: tuple[AllReduceRow, ...] = ()
+    adapters: Mapping[str, AdapterCoefficients] = field(default_factory=dict)
     masked: PrefillCoefficients | None = None
     convolution: Mapping[str, ConvolutionCoefficients] = field(default_factory=dict)
     wide: Mapping[str, WideAttentionCoefficients] = field(default_factory=dict)
@@ -78,6 +80,12 @@ class EngineLaws:
     def learnt(self, family: str) -> Learnt:
         """The corrections of ``family``; none where it has none."""
         return self.corrections.get(family) or Learnt(time=Correction.none(), energy=Correction.none())
+
+    def with_adapters(self, known: EngineLaws) -> EngineLaws:
+        """These laws, with those of adapters of ``known`` where no row of them is here."""
+        taken = {name: law for name, law in known.adapters.items() if name not in self.adapters}
+        learnt = {family: known.learnt(family) for family in (f"adapters.{name}" for name in taken)}
+        return replace(self, adapters={**self.adapters, **taken}, corrections={**self.corrections, **learnt})
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
+from hardware.laws.adapters import AdapterCoefficients
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
 from hardware.laws.decoder import ConvolutionCoefficients, GroupNormCoefficients
 from hardware.laws.elementwise import ElementwiseCoefficients, memory_bound
@@ -116,6 +117,17 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
     def routed(c: RoutedCoefficients) -> RoutedCoefficients:
         return replace(product(c), tile_cycles_per_k=c.tile_cycles_per_k * tile_cycles)
 
+    def adapters(c: AdapterCoefficients) -> AdapterCoefficients:
+        return replace(
+            c,
+            hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
+            block_energy_j=c.block_energy_j * joules_per_flop,
+            step_energy_j=c.step_energy_j * joules_per_flop,
+            flop_energy_j=c.flop_energy_j * joules_per_flop,
+            sm_power_w=c.sm_power_w * power,
+            carried=True,
+        )
+
     def convolution(c: ConvolutionCoefficients) -> ConvolutionCoefficients:
         return replace(
             c,
@@ -142,6 +154,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             prefill=prefill(laws.prefill),
             decode={name: decode(c) for name, c in laws.decode.items()},
             elementwise={name: elementwise(c) for name, c in laws.elementwise.items()},
+            adapters={name: adapters(c) for name, c in laws.adapters.items()},
             masked=laws.masked and prefill(laws.masked),
             convolution={name: convolution(c) for name, c in laws.convolution.items()},
             wide={name: replace(c, flop_energy_j=c.flop_energy_j * joules_per_flop) for name, c in laws.wide.items()},

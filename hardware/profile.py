@@ -236,7 +236,9 @@ def own_profile(gpu: GpuSpec, path: Path) -> Profile:
         raise HardwareError(
             f"profile '{path}' is of {profile.gpu}, the scenario's GPU is {gpu.id}: give --gpu {profile.gpu}"
         )
-    return replace(profile, engines={**profile_for(gpu).engines, **profile.engines})
+    known = profile_for(gpu).engines
+    own = {name: laws.with_adapters(known.get(name, laws)) for name, laws in profile.engines.items()}
+    return replace(profile, engines={**known, **own})
 
 
 @lru_cache(maxsize=1)

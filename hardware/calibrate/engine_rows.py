@@ -16,7 +16,7 @@ ENGINE_KINDS = frozenset(
     {
         "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "vllm_quantise", "vllm_cache_write", "vllm_compiled",
         "vllm_gate", "vllm_act", "vllm_expert_sum", "vllm_sample", "vllm_all_reduce", "diffusers_pass",
-        "diffusers_attention", "diffusers_linear", "diffusers_conv", "diffusers_image",
+        "diffusers_attention", "diffusers_linear", "diffusers_conv", "diffusers_image", "vllm_adapter",
     }
 )  # fmt: skip
 # Kernels as diffusers 0.42 launches them, with the bytes that each reads and writes for an element of its tensor.

@@ -16,6 +16,7 @@ import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
 from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
+from hardware.calibrate.fit_adapters import adapter_laws
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_decoder import decoder_laws, group_norm, group_norm_law
 from hardware.calibrate.fit_families import (
@@ -57,7 +58,7 @@ FOOTPRINT = {"image_normalize_f32": 2 / 3}
 SLOW_W = 100.0
 NOT_ELEMENTWISE = (
     "vllm_experts", "vllm_attention", "vllm_scaled_gemm", "diffusers_attention", "diffusers_linear", "diffusers_conv",
-    "at_clock",
+    "vllm_adapter", "at_clock",
 )  # fmt: skip
 FREE_ROUTED = (
     "floor_s", "tile_cycles", "tile_cycles_per_k", "hbm_bytes_per_s", "hbm_bytes_per_s_per_sm", "l2_bytes_per_s",
@@ -180,6 +181,7 @@ def fit_engine(
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
 
+    adapters = adapter_laws(single, fits, base)
     convolution, wide = decoder_laws(single, fits, gpu)
     norm = group_norm_law(single, fits, gpu)
     pairs = clock_pairs(
@@ -226,6 +228,7 @@ def fit_engine(
         scaled=scaled,
         prefill=prefill.get("prefill", base.prefill),
         masked=prefill.get("masked"),
+        adapters={**(near.adapters if near else {}), **adapters},
         decode=decodes or {"bf16": base.decode},
         convolution=convolution,
         wide=wide,

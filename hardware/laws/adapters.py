@@ -1,30 +1,33 @@
 """Low-rank adapters of a serving engine (LoRA): skinny products over rows sorted by adapter, in Triton.
 
-No such kernel was measured. Those of the same engine's experts do the same on wider matrices
-(:mod:`hardware.laws.routed`): their floor, rates and energies are used, uncorrected, with the tiles of vLLM's kernels
-(``get_lora_op_configs`` of vllm/lora/ops/triton_ops/utils.py), and the result is marked extrapolated.
+Grids and tiles are vLLM 0.24's (``get_lora_op_configs`` of vllm/lora/ops/triton_ops/utils.py, ``lora_shrink_op.py``,
+``lora_expand_op.py``): blocks for every tile of all rows, for each adapter that the server has room for and for none.
+Those of an adapter without rows in the tile end at once.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
-from hardware.laws.routed import RoutedCoefficients
 from hardware.laws.terms import KernelTerms
 
 # vLLM's tiles: rows and columns on the way down, whose depth is cut in 64 for steps of fewer than 128 tokens, else in
-# 8; rows on the way up, and the columns of all slices together.
-DOWN_ROWS, DOWN_COLUMNS, UP_ROWS, UP_COLUMNS = 32, 16, 64, 128
+# 8; rows on the way up, and columns of one slice, or of each of several.
+DOWN_ROWS, DOWN_COLUMNS, UP_ROWS, UP_COLUMNS, UP_SLICE_COLUMNS = 32, 16, 64, 128, 64
 FEW_TOKENS, FEW_SPLITS, MANY_SPLITS = 128, 64, 8
+# Of a tile's depth that a block loads at a time, and by how many such it goes where tokens are few.
+STEP, FEW_STEPS = 32, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSizes:
     """``rows`` tokens through ``distinct`` adapters of ``slices`` matrices of ``rank``: from an input of ``width``, or
-    (``up``) to outputs of ``width`` in all. ``row_bytes`` a row reads and writes.
+    (``up``) to outputs of ``width`` in all, ``widest`` of one slice. ``row_bytes`` a row reads and writes. ``slots``
+    of adapters has the server (None: blocks are launched for rows alone).
     """
 
     rows: int
@@ -34,40 +37,115 @@ class AdapterSizes:
     width: int
     up: bool
     row_bytes: float
+    widest: int | None = None
+    slots: int | None = None
+
+    @property
+    def law(self) -> str:
+        """The name of the kernel's law: with several slices it reads through a table of pointers, of whose alignment
+        Triton knows nothing, and loads number by number."""
+        return ("up" if self.up else "down") + ("_slices" if self.slices > 1 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCoefficients:
+    """Fitted on rows of one of the kernels; rates at the maximum clock.
+
+    A launched block takes the launcher ``block_launch_s``. One with rows takes ``wait_cycles``, for each turn of its
+    loop ``wait_cycles_per_turn`` and for each step of its depth ``wait_cycles_per_step``; it keeps the others on its SM
+    waiting for ``busy_cycles`` and ``busy_cycles_per_step`` of these, ``masked`` times as long where a rank is no whole
+    number of steps, whose loads are masked (on the way up). It takes ``block_energy_j`` and ``step_energy_j`` a step,
+    whatever its rows, and these ``flop_energy_j``. ``carried``: from another GPU's rows.
+    """
+
+    floor_s: float
+    block_launch_s: float
+    wait_cycles: float
+    wait_cycles_per_turn: float
+    wait_cycles_per_step: float
+    busy_cycles: float
+    busy_cycles_per_step: float
+    masked: float
+    hbm_bytes_per_s: float
+    sharpness: float
+    block_energy_j: float
+    step_energy_j: float
+    flop_energy_j: float
+    hbm_byte_energy_j: float
+    sm_power_w: float
+    carried: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterGrid:
+    """Blocks with rows and all that are launched; turns of each one's loop, and steps of its depth that these are;
+    whether loads are masked."""
+
+    blocks: int
+    launched: int
+    turns: int
+    steps: int
+    masked: bool
 
 
 @lru_cache(maxsize=65536)
-def adapter_base_terms(c: RoutedCoefficients, sizes: AdapterSizes, gpu: GpuSpec) -> KernelTerms:
-    """Terms of one of the two kernels.
+def adapter_grid(sizes: AdapterSizes) -> AdapterGrid:
+    """The grid of one kernel. Every adapter has rows in a tile of its own at least; more than that is not known of how
+    many each has.
 
-    Adapters come from HBM once, rows where they leave L2. Every adapter's rows are padded to tiles, of which there are
-    at most one for each adapter and one more for each tile of the other rows. Small tiles run many to an SM, so that
-    its cycles before and after its loop count once. More rows, adapters or rank never make it faster.
+    >>> adapter_grid(AdapterSizes(rows=64, distinct=8, slices=1, rank=16, width=4096, up=False, row_bytes=1, slots=8))
+    AdapterGrid(blocks=512, launched=1152, turns=1, steps=8, masked=False)
+    """
+    rows, rank, width, slices = sizes.rows, sizes.rank, sizes.width, sizes.slices
+    if sizes.up:
+        tall, wide, splits = UP_ROWS, UP_SLICE_COLUMNS if slices > 1 else UP_COLUMNS, 1
+        widest = sizes.widest or -(-width // slices)
+        columns, offered = max(-(-width // wide), slices), slices * -(-widest // wide)
+        turns = steps = -(-rank // STEP)
+    else:
+        few = rows < FEW_TOKENS
+        tall, splits, deep = DOWN_ROWS, FEW_SPLITS if few else MANY_SPLITS, STEP * (FEW_STEPS if few else 1)
+        columns = offered = slices * -(-rank // DOWN_COLUMNS)
+        turns = -(-width // (splits * deep))
+        steps = turns * deep // STEP
+    tiles = -(-rows // tall)
+    blocks = max(sizes.distinct, tiles) * columns * splits
+    slots = 0 if sizes.slots is None else tiles * offered * splits * (max(sizes.slots, sizes.distinct) + 1)
+    masked = sizes.up and rank % STEP > 0
+    return AdapterGrid(blocks=blocks, launched=max(blocks, slots), turns=turns, steps=steps, masked=masked)
+
+
+@lru_cache(maxsize=65536)
+def adapter_base_terms(c: AdapterCoefficients, sizes: AdapterSizes, gpu: GpuSpec) -> KernelTerms:
+    """Terms of one of the kernels before correction: adapters come from HBM once, rows where they leave L2.
+
+    More rows that keep the splits of the depth, more adapters or slots never make it quicker; nor does more rank, but
+    where its loads are no longer masked.
     """
     rows, rank, width = sizes.rows, sizes.rank, sizes.width
-    tall, wide = (UP_ROWS, max(64, UP_COLUMNS // sizes.slices)) if sizes.up else (DOWN_ROWS, min(rank, DOWN_COLUMNS))
-    depth, columns = (rank, width) if sizes.up else (width, sizes.slices * rank)
-    splits = 1 if sizes.up else FEW_SPLITS if rows < FEW_TOKENS else MANY_SPLITS
-    tiles = (sizes.distinct + (rows - sizes.distinct) / tall) * -(-columns // wide)
+    grid = adapter_grid(sizes)
     weights = 2.0 * sizes.distinct * rank * width * (1 if sizes.up else sizes.slices)
     activations = rows * sizes.row_bytes
     hbm_bytes = weights + hbm_share(activations, gpu.l2_bytes) * activations
-    flops, padded = 2.0 * rows * columns * depth, 2.0 * tiles * tall * wide * depth
-    blocks = max(1, round(tiles * splits))
+    flops = 2.0 * rows * rank * width * (1 if sizes.up else sizes.slices)
+    busy = c.busy_cycles + c.busy_cycles_per_step * grid.steps
     return KernelTerms(
-        floor_s=c.floor_s,
-        blocks=blocks,
-        cycles_per_block=c.tile_cycles_per_k * depth / splits * (tall / 128.0) * (wide / 128.0),
-        tail_cycles=c.tile_cycles,
+        floor_s=c.floor_s + c.block_launch_s * grid.launched,
+        blocks=grid.blocks,
+        cycles_per_block=busy * (c.masked if grid.masked else 1.0),
+        tail_cycles=c.wait_cycles + c.wait_cycles_per_turn * grid.turns + c.wait_cycles_per_step * grid.steps,
         quantised=False,
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=c.hbm_bytes_per_s,
-        hbm_bytes_per_s_per_sm=c.hbm_bytes_per_s_per_sm * tiles * splits / blocks,  # rounded, they would go up and down
-        l2_bytes=2.0 * tiles * (tall + wide) * depth,
-        l2_bytes_per_cycle=c.l2_bytes_per_s / gpu.max_clock_hz,
         sharpness=c.sharpness,
-        core_energy_j=c.flop_energy_j * flops + c.padded_flop_energy_j * padded + c.core_byte_energy_j * hbm_bytes,
+        core_energy_j=grid.blocks * (c.block_energy_j + c.step_energy_j * grid.steps) + c.flop_energy_j * flops,
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         sm_power_w=c.sm_power_w,
         extrapolated=True,
     )
+
+
+def adapter_features(sizes: AdapterSizes) -> tuple[float, ...]:
+    """Correction coordinates (log2): adapters, rows of each, rank, and width."""
+    each = max(sizes.rows / sizes.distinct, 1.0)
+    return (math.log2(sizes.distinct), math.log2(each), math.log2(sizes.rank), math.log2(sizes.width))

@@ -16,6 +16,7 @@ import numpy as np
 
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
+from hardware.laws.adapters import AdapterSizes, adapter_base_terms, adapter_features
 from hardware.laws.attention import decode_base_terms, decode_features, prefill_base_terms, prefill_features
 from hardware.laws.correction import corrected
 from hardware.laws.decoder import (
@@ -208,6 +209,13 @@ def routed_gemm_terms(laws: EngineLaws, gpu: GpuSpec, sizes: RoutedSizes) -> Ker
     learnt = laws.learnt(f"routed.{sizes.weight_type}")
     terms = routed_base_terms(laws.routed[sizes.weight_type], sizes, gpu)
     return corrected(terms, learnt.time, learnt.energy, routed_features(sizes))
+
+
+def adapter_terms(laws: EngineLaws, gpu: GpuSpec, sizes: AdapterSizes) -> KernelTerms:
+    """One half of low-rank adapters; extrapolated where its own rows do not reach, or are another GPU's."""
+    coefficients, learnt, x = laws.adapters[sizes.law], laws.learnt(f"adapters.{sizes.law}"), adapter_features(sizes)
+    terms = corrected(adapter_base_terms(coefficients, sizes, gpu), learnt.time, learnt.energy, x)
+    return replace(terms, extrapolated=terms.extrapolated or coefficients.carried)
 
 
 @lru_cache(maxsize=4096)

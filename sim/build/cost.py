@@ -11,7 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
-from hardware.laws.adapters import adapter_base_terms
+from hardware.laws.engine_price import adapter_terms
 from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
 from hardware.laws.gemm_grid import LEAST_ROWS
@@ -190,7 +190,7 @@ class Pricer:
 
     def _mean_power(self, work: Work) -> float:
         """Watts above idle of the mean card over those of the one that the law of ``work`` was fitted on."""
-        engine = getattr(work, "engine", None)
+        engine = ADAPTERS if isinstance(work, AdapterGemmWork) else getattr(work, "engine", None)
         laws = None if engine is None else self.profile.engines.get(engine)
         return self.profile.spread.mean_power_factor if laws is None else laws.mean_power_factor
 
@@ -245,7 +245,7 @@ class Pricer:
             case GroupedGemmWork():
                 return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))
             case AdapterGemmWork():
-                return adapter_base_terms(profile.engines[ADAPTERS].routed["bf16"], adapter_sizes(work), gpu)
+                return adapter_terms(profile.engines[ADAPTERS], gpu, adapter_sizes(work))
             case RoutedGemmWork() | ConvolutionWork():
                 raise AssertionError("an engine's product has its law or becomes one of the libraries'")
             case CollectiveWork(exchange=ExchangeSizes() as exchanged):

@@ -106,6 +106,8 @@ def adapter_sizes(work: AdapterGemmWork) -> AdapterSizes:
         width=work.width,
         up=work.up,
         row_bytes=work.row_bytes,
+        widest=work.widest,
+        slots=work.slots,
     )
 
 

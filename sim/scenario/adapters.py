@@ -71,4 +71,5 @@ def adapters_in(fields: Adapted, *, distinct: int | None = None, rows: int | Non
         modules=fields.lora_targets or (),
         distinct=fields.lora_adapters if distinct is None else distinct,
         rows=rows,
+        slots=fields.lora_adapters,
     )

@@ -98,9 +98,7 @@ class StepPrices:
     @cached_property
     def table(self) -> PartTable:
         """What its parts cost, shared by all prices of such GPUs."""
-        # neither what passes changes a price nor how many adapters there could be
-        few = min(1, self.scenario.lora_adapters)
-        same = self.scenario.model_copy(update={"acceptance": None, "lora_adapters": few})
+        same = self.scenario.model_copy(update={"acceptance": None})  # what passes changes no price
         return table_of(same, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.calibrate.engine_rows import convolution_of, moved_of
+from hardware.calibrate.suite.cases_vllm_lora import widths_of
 from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
 from sim.validation.kernel_work import attention_work
-from workloads.kernel_names import CollectiveOp, EngineOp
+from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
@@ -52,6 +54,8 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
             return GemmWork(
                 m=inputs["m"], n=inputs["n"], k=inputs["k"], dtype=DType.FP8, engine=ENGINE, scales=inputs["scales"]
             )
+        case "vllm_adapter":
+            return _adapters(inputs)
         case "vllm_all_reduce":
             ranks = tuple(range(inputs["world"]))
             return CollectiveWork(op=CollectiveOp.ALL_REDUCE, ranks=ranks, buffer_bytes=inputs["bytes"], engine=ENGINE)
@@ -70,6 +74,29 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
                 op=EngineOp(moved.op), rows=moved.rows, width=1, bytes_moved=round(moved.bytes_moved),
                 images=moved.images, engine=engine,
             )  # fmt: skip
+
+
+def before(inputs: Mapping[str, Any]) -> tuple[Work, ...]:
+    """What a row's kernel is launched with, in its time: adapters' sums are cleared on the way down."""
+    if inputs["kind"] != "vllm_adapter" or inputs["up"]:
+        return ()
+    rows = inputs["slices"] * inputs["tokens"]
+    moved = 4 * rows * inputs["rank"]
+    return (ElementwiseWork(op=Elementwise.COPY, rows=rows, width=inputs["rank"], bytes_moved=moved),)
+
+
+def _adapters(inputs: Mapping[str, Any]) -> AdapterGemmWork:
+    """One half of a product's adapters, of a server with as many slots as the row has adapters."""
+    return AdapterGemmWork(
+        rows=inputs["tokens"],
+        distinct=min(inputs["adapters"], inputs["tokens"]),
+        slices=inputs["slices"],
+        rank=inputs["rank"],
+        width=inputs["width"],
+        up=inputs["up"],
+        widest=max(widths_of(inputs["slices"], inputs["width"])) if inputs["up"] else None,
+        slots=inputs["adapters"],
+    )
 
 
 def _convolution(inputs: Mapping[str, Any]) -> ConvolutionWork:

@@ -17,7 +17,7 @@ from sim.serving import serve
 from sim.serving.requests import Request, Traffic
 from sim.serving.spec import ServeSpec
 from sim.validation import predict_time
-from sim.validation.engine_kernels import engine_kernel
+from sim.validation.engine_kernels import before, engine_kernel
 from sim.validation.engine_rows import served_latencies
 from sim.validation.inputs import Inputs, NotPredicted, checked
 from sim.validation.kernel_work import FAST_ACCUMULATION, kernel_work
@@ -199,7 +199,7 @@ def _engine_kernel(inputs: Inputs) -> Prediction:
     work = engine_kernel(inputs)
     if work is None:
         raise NotPredicted("a chain of an engine's kernels: its parts are rows of their own")
-    return _works(inputs, work)
+    return _works(inputs, *before(inputs), work)
 
 
 def served_spec(inputs: Inputs) -> ServeSpec:

@@ -41,6 +41,7 @@ class Adapters:
     modules: tuple[str, ...] = ()
     distinct: int = 1
     rows: int | None = None
+    slots: int | None = None  # that the server has (None: ``distinct``)
 
     @property
     def labels(self) -> frozenset[str]:
@@ -65,9 +66,12 @@ def adapter_kernels(node: Gemm, shape: Shape, adapters: Adapters | None) -> list
     slices, distinct = len(node.ops), min(adapters.distinct, rows)
     between = slices * rows * adapters.rank
     ways = [
-        AdapterGemmWork(rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up)
-        for width, up in ((depth, False), (columns, True))
-    ]
+        AdapterGemmWork(
+            rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest,
+            slots=adapters.slots or adapters.distinct,
+        )
+        for width, up, widest in ((depth, False, None), (columns, True, _widest(node, shape)))
+    ]  # fmt: skip
     down, up = (
         Kernel(
             name=f"{name}_{node.name}", work=way, flops=way.flops,
@@ -86,6 +90,11 @@ def _sides(node: Gemm, shape: Shape) -> tuple[int, int]:
         _, n, depth = one.einsum.gemm(shape.local_sizes(one.parallel))
         columns += n
     return depth, columns
+
+
+def _widest(node: Gemm, shape: Shape) -> int:
+    """A rank's share of the widest slice of a product's outputs."""
+    return max(one.einsum.gemm(shape.local_sizes(one.parallel))[1] for one in node.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,121 @@
+"""The law of vLLM's low-rank adapters against the rows that it was fitted on, and what it says of others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardware.calibrate.fit_adapters import adapter_sizes_of
+from hardware.catalog import load_gpu
+from hardware.engine_laws import shipped_engines
+from hardware.laws.adapters import AdapterSizes, adapter_grid
+from hardware.laws.engine_price import adapter_terms
+from hardware.laws.terms import time_s, wanted_sms
+from hardware.profile import dump_profile, own_profile, profile_for
+from sim import simulate
+from sim.serving.cost import Batch
+from sim.serving.price import StepPrices
+from sim.serving.spec import ServeSpec
+from sim.serving.stages import stage_prices
+from sim.validation.validate import validate
+
+ROWS = Path("records/h200-sxm-141gb/vllm/adapters.jsonl")
+H200 = "h200-sxm-141gb"
+# Rows, and mean absolute errors (%) of time and of energy: on rows that were left out.
+LEFT_OUT = {
+    "down": (22, 13.0, 10.1), "down_slices": (22, 5.1, 6.8), "up": (20, 13.3, 13.3), "up_slices": (43, 8.4, 7.2),
+}  # fmt: skip
+
+
+def sizes(**fields: Any) -> AdapterSizes:
+    base = {"tokens": 64, "adapters": 8, "slices": 3, "rank": 16, "width": 6144, "up": True}
+    return adapter_sizes_of(base | fields)
+
+
+def microseconds(of: AdapterSizes, gpu: str = H200) -> float:
+    spec = load_gpu(gpu)
+    terms = adapter_terms(profile_for(spec).engines["vllm"], spec, of)
+    return 1e6 * time_s(terms, sms=wanted_sms(terms, float(spec.sms)), sm_clock_hz=spec.max_clock_hz)
+
+
+def test_the_law_is_of_its_rows_and_meets_them() -> None:
+    laws, rows = shipped_engines(H200)["vllm"], validate([ROWS])
+    assert laws.files[f"{H200}/{ROWS.name}"] == hashlib.sha256(ROWS.read_bytes()).hexdigest()
+    assert len(rows) == 107 and all(row.fitted and row.predicted is not None for row in rows)
+    errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        off = (row.error("latency_s") or 0.0, row.error("energy_j") or 0.0)
+        errors[adapter_sizes_of(row.record.inputs).law].append(off)
+    for name, found in errors.items():
+        time, energy = np.abs(found).mean(axis=0)
+        assert time < 0.018 and energy < 0.04, name
+        left_out = laws.left_out[f"adapters.{name}"]
+        assert (left_out.rows, round(100 * left_out.time, 1), round(100 * left_out.energy, 1)) == LEFT_OUT[name]
+    assert max(abs(time) for found in errors.values() for time, _ in found) < 0.18
+
+
+def test_grids_are_vllm_s() -> None:
+    """``(splits x tiles of rows x of columns, slices, max_loras + 1)``, of which the adapters in a step have rows."""
+    few, many = sizes(up=False, width=4096), sizes(up=False, width=4096, tokens=128)
+    assert adapter_grid(few).launched == 64 * 2 * 3 * 9 and adapter_grid(few).blocks == 64 * 8 * 3
+    assert adapter_grid(many).launched == 8 * 4 * 3 * 9 and adapter_grid(many).blocks == 8 * 8 * 3
+    assert (adapter_grid(few).turns, adapter_grid(many).turns) == (1, 16)
+    up = adapter_grid(sizes(tokens=512))  # 4096 + 1024 + 1024 columns in tiles of 64 by 64
+    assert (up.launched, up.blocks, up.masked) == (8 * 64 * 3 * 9, 8 * 96, True)
+    one = adapter_grid(sizes(slices=1, width=4096, rank=64, tokens=65))
+    assert (one.launched, one.blocks, one.turns, one.masked) == (2 * 32 * 9, 8 * 32, 2, False)
+
+
+def test_masked_loads_of_a_narrow_rank_take_longer_than_whole_ones() -> None:
+    """4,096 rows that ask for one adapter, up to two slices of 14,336: 522 us at rank 16, 438 at 64 (ROWS)."""
+    took = [microseconds(sizes(tokens=4096, adapters=1, slices=2, width=28672, rank=rank)) for rank in (16, 32, 64)]
+    assert took == pytest.approx([526, 390, 439], rel=0.01)
+
+
+def test_a_law_is_extrapolated_beyond_its_rows_and_on_other_gpus() -> None:
+    def beyond(gpu: str = H200, **fields: Any) -> bool:
+        spec = load_gpu(gpu)
+        return adapter_terms(profile_for(spec).engines["vllm"], spec, sizes(**fields)).extrapolated
+
+    assert not beyond() and not beyond(up=False, width=4096) and not beyond(rank=32, adapters=30)
+    assert beyond(rank=128) and beyond(adapters=64) and beyond(width=1536) and beyond(tokens=16384, adapters=1)
+    assert all(beyond(gpu) for gpu in ("h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"))
+    # An H100 has the same SMs and clocks: what they bind takes as long there.
+    assert microseconds(sizes(), "h100-sxm-80gb") == pytest.approx(microseconds(sizes()), rel=0.01)
+
+
+def test_a_profile_of_one_s_own_takes_what_it_has_not_of_adapters_from_the_shipped_one(tmp_path: Path) -> None:
+    spec = load_gpu(H200)
+    shipped = profile_for(spec)
+    laws = shipped.engines["vllm"]
+    one = replace(laws, adapters={"up": replace(laws.adapters["up"], floor_s=1e-3)}, corrections={})
+    (path := tmp_path / "own.json").write_text(dump_profile(replace(shipped, engines={"vllm": one})))
+    mine = own_profile(spec, path).engines["vllm"]
+    assert mine.adapters["up"].floor_s == 1e-3 and mine.adapters["down"] == laws.adapters["down"]
+    assert mine.learnt("adapters.down") == laws.learnt("adapters.down")
+    assert mine.learnt("adapters.up") == one.learnt("adapters.up") != laws.learnt("adapters.up")
+
+
+def test_a_server_s_empty_slots_cost_time() -> None:
+    def step(slots: int) -> float:
+        found: StepPrices = stage_prices(spec := ServeSpec.of(
+            model="llama3-8b", gpu=H200, lora_adapters=64, max_loras=slots
+        ), spec.group())[0]  # fmt: skip
+        return found.whole(Batch(decoding=32, cached=32 * 500, adapted=32, adapters=4)).time_s
+
+    assert step(4) < step(16) < step(64)
+
+
+def test_a_run_of_measured_kernels_says_what_was_not_checked() -> None:
+    step = {"model": "llama3-8b", "gpu": H200, "phase": "decode", "batch": 32, "seq_len": 500, "stack": "vllm"}
+    run = simulate(**step, lora_adapters=8)
+    outside = {one.name for one in run.outcome.classes() if one.terms.extrapolated}
+    # One slice was measured down from 14,336 and up to 4,096 alone.
+    assert {name for name in outside if "lora" in name} == {"lora_shrink_o_gemm"}
+    assert run.standing.status == "unchecked"
