@@ -6,7 +6,8 @@ from workloads.errors import WorkloadError
 from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
-from workloads.families.ragged import Group, build_ragged
+from workloads.families.ragged import build_ragged
+from workloads.families.ragged_attention import Group, SharedTokens, own_tokens
 from workloads.families.speculation import (
     Drafter,
     Speculation,
@@ -22,7 +23,7 @@ from workloads.families.transformer import build_generate, build_program
 from workloads.kernel_names import AllReduce, EpKernels
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
-from workloads.parallel import Layout, check_layout
+from workloads.parallel import Layout, check_layout, check_served
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
 from workloads.positions import beyond, check_reach
@@ -44,6 +45,7 @@ __all__ = [
     "Options",
     "Program",
     "Routing",
+    "SharedTokens",
     "Speculation",
     "WorkloadError",
     "Zipf",
@@ -60,6 +62,7 @@ __all__ = [
     "check_layout",
     "check_options",
     "check_reach",
+    "check_served",
     "choice_of",
     "expert_loads",
     "list_models",
@@ -67,6 +70,7 @@ __all__ = [
     "load_stack",
     "memory_need",
     "own_layer",
+    "own_tokens",
     "params",
     "parse_popularity",
     "stage_bytes",

@@ -102,7 +102,6 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
         weights += params(model.encoder) / layout.tp * precision.widest.bits / 8
     sequences = held.batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
-    ulysses = layout.cp_mode == "ulysses"
     kept = sum(tokens * _cached(one, layout) for one, tokens in model.caching(mine, context))
     kv = 1.0 * sequences * kept * precision.kv.bytes
     kv += sequences * model.crossing(mine) * source * _cached(model, layout) * precision.kv.bytes
@@ -116,7 +115,10 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
     if layout.pp > 1:  # inputs and outputs of micro-batches: all of them, or the one at hand
         buffers = layout.micro_batches if layout.pp_schedule == "gpipe" else 1
         waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
-    if not ulysses:  # two blocks of keys and values, and the 32-bit sum of outputs
+    if layout.cp_mode == "all_gather" or layout.dcp > 1:  # all ranks' new keys, queries and partial outputs
+        ranks = max(layout.cp, layout.dcp)
+        qkv += (ranks > 1) * model.head_dim * (2 * kv_heads * layout.cp + 2 * model.q_heads / layout.tp * ranks)
+    elif layout.cp_mode != "ulysses":  # two blocks of keys and values, and the 32-bit sum of outputs
         qkv += model.head_dim * (4 * kv_heads + 2 * model.q_heads / layout.tp)
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
@@ -125,11 +127,9 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
 def _cached(model: ModelSpec, layout: Layout) -> float:
     """Elements that a rank caches of a token in a layer."""
     if model.latent:
-        return model.latent.cached_dim
-    heads = max(1, model.kv_heads // layout.tp) / layout.cp
-    if layout.cp_mode == "ulysses":
-        heads = max(1, model.kv_heads // (layout.tp * layout.cp))
-    return heads * model.key_and_value
+        return model.latent.cached_dim / layout.dcp
+    by_heads = layout.cp if layout.cp_mode == "ulysses" else 1
+    return max(1, model.kv_heads // (layout.tp * by_heads)) / layout.cache_shards * model.key_and_value
 
 
 def _index_keys(model: ModelSpec, layers: range, context: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from workloads.families.ragged import Group
+from workloads.families.ragged_attention import Group
 
 CONTEXTS = [0, *(round(128 * 2 ** (i / 4)) for i in range(60))]
 

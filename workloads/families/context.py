@@ -39,6 +39,12 @@ def inside_heads(shape: Shape, phase: Pass) -> Shape:
     return replace(whole, layout=Layout(tp=shape.layout.tp * cp))
 
 
+def whole_sequences(shape: Shape) -> Shape:
+    """All tokens of a server's step of which ``shape`` has one rank's, with the heads that the rank takes for them."""
+    layout = shape.layout
+    return inside_heads(shape, "prefill") if layout.cp > 1 and layout.cp_mode == "ulysses" else shape
+
+
 def own_shape(shape: Shape, phase: Pass) -> Shape:
     """What one rank of a context group holds outside attention: a slice of each prompt, or some of the sequences."""
     cp = shape.layout.cp

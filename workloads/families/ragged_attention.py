@@ -1,0 +1,276 @@
+"""Attention of a server's step, group by group, over caches that one rank holds or whose tokens ranks share out.
+
+Of caches that are spread each rank reads its own tokens, every n-th of a sequence. What it makes of them is corrected
+by the softmax sums of all ranks, which are gathered, and added up: as vLLM does it for ``dcp`` (``_forward_with_dcp``
+and ``cp_lse_ag_out_rs`` of its FlashAttention backend: queries gathered, outputs scattered over heads), and vLLM's
+plugin for Ascend and SGLang for ``cp``: a prompt's new tokens are cut in 2 n parts of which each rank has one from the
+front and one from the back; keys and values of all are gathered. Every rank has all sequences that decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from workloads.families.context import attention_kernels
+from workloads.families.engine import engine_of, paged_attention
+from workloads.families.latent import latent_kernels
+from workloads.kernel_names import CollectiveOp, Elementwise
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel, permute_kernel
+from workloads.ops import Attention, LatentAttention
+from workloads.parallel import Layout
+from workloads.program import Kernel
+from workloads.stack import Stack
+from workloads.work import AttentionWork, CollectiveWork, DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sequences of a batch that attend alike: each has ``new_tokens`` that see ``context`` tokens, themselves included
+    in a prefill. Several new tokens of one that decodes are a drafted text that is checked.
+    """
+
+    phase: Literal["prefill", "decode"]
+    sequences: int
+    new_tokens: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens in all."""
+        return self.sequences * self.new_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTokens:
+    """New tokens of a step's prompts, filled up to whole parts: of all, and of those that others' caches are read for.
+
+    >>> piece = Group(phase="prefill", sequences=1, new_tokens=500, context=1500)
+    >>> SharedTokens.of(Layout(cp=4, cp_mode="all_gather"), [piece])
+    SharedTokens(new=504, cached=504)
+    """
+
+    new: int = 0
+    cached: int = 0
+
+    @classmethod
+    def of(cls, layout: Layout, groups: Sequence[Group]) -> SharedTokens:
+        """Those of ``groups``; with ``dcp`` queries are gathered whatever is cached."""
+        prompts = [group for group in groups if group.phase == "prefill"]
+        known = [group for group in prompts if layout.dcp > 1 or group.context > group.new_tokens]
+        new, cached = (sum(one.sequences * _filled(layout, one.new_tokens) for one in some) for some in (prompts, known))
+        return cls(new=new, cached=cached)
+
+
+def own_tokens(layout: Layout, *, decoding: int, prompts: Sequence[int]) -> int:
+    """Tokens of a step that one rank has: ``decoding`` ones, and of each of the ``prompts`` its parts.
+
+    >>> own_tokens(Layout(), decoding=3, prompts=[10, 6]), own_tokens(Layout(cp=2), decoding=3, prompts=[10, 6])
+    (19, 10)
+    >>> own_tokens(Layout(cp=2, cp_mode="all_gather"), decoding=3, prompts=[10, 6])
+    13
+    """
+    if layout.cp == 1 or layout.cp_mode == "ulysses":
+        return -(-(decoding + sum(prompts)) // layout.cp)
+    return decoding + sum(_filled(layout, tokens) for tokens in prompts) // layout.cp
+
+
+def _filled(layout: Layout, tokens: int) -> int:
+    """New tokens of a prompt, filled up to two equal parts for each rank of a context group."""
+    parts = 2 * layout.cp if layout.cp > 1 else 1
+    return -(-tokens // parts) * parts
+
+
+def group_attention(node: Attention | LatentAttention, whole: Shape, group: Group, stack: Stack) -> list[Kernel]:
+    """Attention of one group over caches that ``whole``'s rank holds."""
+    if group.phase == "decode" and group.new_tokens > 1:
+        each = replace(group, sequences=group.tokens, new_tokens=1)
+        return [packed(kernel, group.new_tokens) for kernel in group_attention(node, whole, each, stack)]
+    shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
+    engine = engine_of(stack.engine)
+    if isinstance(node, Attention) and engine is not None:
+        return [paged_attention(node, shape, engine)]
+    if isinstance(node, Attention):
+        return attention_kernels(node, shape, group.phase, stack)
+    return latent_kernels(node, shape, group.phase)
+
+
+def packed(kernel: Kernel, each: int) -> Kernel:
+    """An attention kernel over ``each`` tokens of every sequence, taken for sequences of their own, that reads a
+    sequence's cache once for all of them; other kernels as they are."""
+    work = kernel.work
+    if not isinstance(work, AttentionWork):
+        return kernel
+    once = replace(work, batch=work.batch // each, q_heads=work.q_heads * each)
+    return replace(kernel, work=once, bytes_moved=kernel.bytes_moved / each)
+
+
+def spread_attention(
+    node: Attention | LatentAttention, whole: Shape, groups: Sequence[Group], shared: SharedTokens, stack: Stack
+) -> list[Kernel]:
+    """Attention of ``groups`` over caches whose tokens are spread over ranks, with what these exchange: for each group
+    that decodes, and once for the ``shared`` tokens of prompts."""
+    ranks = _Ranks(whole=whole)
+    if isinstance(node, LatentAttention):
+        return [kernel for group in groups for kernel in _latent(node, ranks, group, stack)]
+    return _Spread(node=node, ranks=ranks, stack=stack).kernels(groups, shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    """What ranks with shards of the same caches exchange, as one of them sees it."""
+
+    whole: Shape
+
+    @property
+    def layout(self) -> Layout:
+        return self.whole.layout
+
+    def sharded(self, group: Group) -> Group:
+        """What of ``group`` is in the rank's cache."""
+        return replace(group, context=-(-group.context // self.layout.cache_shards))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that share out the caches."""
+        return self.layout.context_ranks if self.layout.cp > 1 else self.layout.shard_ranks
+
+    @property
+    def own(self) -> Shape:
+        """The rank's own query heads."""
+        return replace(self.whole, layout=replace(self.layout, cp=1, dcp=1))
+
+    @property
+    def reads(self) -> Shape:
+        """The query heads that attend to a rank's shard: those of all ``dcp`` ranks."""
+        return replace(self.own, layout=replace(self.own.layout, tp=self.layout.tp // self.layout.dcp))
+
+    def gathered_queries(self, rows: int, head_dim: int) -> Kernel:
+        """Queries of other ranks' tokens, or of other ranks' heads."""
+        elements = rows * self.reads.q_heads * head_dim
+        return self.exchange("all_gather_q", CollectiveOp.ALL_GATHER, DType.BF16.bytes * elements)
+
+    def combined(self, rows: int, head_dim: int, *, each_has_all: bool) -> list[Kernel]:
+        """Outputs over all shards, from those over each: on every rank, or each rank's own."""
+        heads = self.reads.q_heads
+        width = heads * head_dim
+        sums = DType.FP32.bytes * len(self.ranks) * rows * heads
+        moved = 2 * DType.BF16.bytes * rows * width + sums
+        op = CollectiveOp.ALL_REDUCE if each_has_all else CollectiveOp.REDUCE_SCATTER
+        return [
+            self.exchange("all_gather_lse", CollectiveOp.ALL_GATHER, sums),
+            elementwise_kernel("correct_out", Elementwise.COPY, rows, width, moved),
+            self.exchange(f"{op.value}_out", op, DType.BF16.bytes * rows * width),
+        ]
+
+    def exchange(self, name: str, op: CollectiveOp, buffer_bytes: int) -> Kernel:
+        work = CollectiveWork(op=op, ranks=self.ranks, buffer_bytes=buffer_bytes)
+        return Kernel(name=name, work=work, flops=0.0, bytes_moved=float(buffer_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """One attention node over keys and values."""
+
+    node: Attention
+    ranks: _Ranks
+    stack: Stack
+
+    @property
+    def value(self) -> int:
+        model = self.ranks.whole.model
+        return model.v_head_dim or model.head_dim
+
+    def kernels(self, groups: Sequence[Group], shared: SharedTokens) -> list[Kernel]:
+        ranks, layout, model = self.ranks, self.ranks.layout, self.ranks.whole.model
+        made = [kernel for group in groups if group.phase == "decode" for kernel in self._decoding(group)]
+        if shared.new and layout.cp > 1 and not self.node.shared:
+            width = ranks.own.kv_heads * model.key_and_value
+            buffer_bytes = DType.BF16.bytes * shared.new * width
+            made.append(ranks.exchange("all_gather_kv", CollectiveOp.ALL_GATHER, buffer_bytes))
+            made.append(permute_kernel("restore_kv", shared.new, width))
+        if shared.cached:
+            made.append(ranks.gathered_queries(shared.cached, model.head_dim))
+        made += [kernel for group in groups if group.phase == "prefill" for kernel in self._prompts(group)]
+        if shared.cached:
+            made += ranks.combined(shared.cached, self.value, each_has_all=False)
+            made.append(self._merge(shared.cached // layout.cp))
+        return made
+
+    def _decoding(self, group: Group) -> list[Kernel]:
+        ranks = self.ranks
+        cached = ranks.sharded(group)
+        if ranks.layout.cp > 1:
+            made = group_attention(self.node, ranks.own, cached, self.stack)
+            return [*made, *ranks.combined(group.tokens, self.value, each_has_all=True)]
+        shape = replace(ranks.own, batch=group.sequences, new_tokens=group.new_tokens, context=group.new_tokens)
+        return [
+            ranks.gathered_queries(group.tokens, shape.model.head_dim),
+            *group_attention(self.node, ranks.reads, cached, self.stack),
+            *ranks.combined(group.tokens, self.value, each_has_all=False),
+            self._flash("attention_new", shape, causal=True),
+            self._merge(group.tokens),
+        ]
+
+    def _prompts(self, group: Group) -> list[Kernel]:
+        """All new tokens over the rank's share of what is cached, and the rank's own over the new ones."""
+        ranks, cp = self.ranks, self.ranks.layout.cp
+        filled, made = _filled(ranks.layout, group.new_tokens), []
+        if before := group.context - group.new_tokens:
+            seen = -(-before // ranks.layout.cache_shards)
+            shape = replace(ranks.reads, batch=group.sequences, new_tokens=filled, context=seen)
+            made.append(self._flash("attention_cached", shape, causal=False))
+        shape = replace(ranks.own, batch=group.sequences, new_tokens=filled, context=filled)
+        if cp > 1:  # two parts, of which one sees the more of the others the less the other one does
+            part = filled // (2 * cp)
+            shape = replace(shape, batch=2 * group.sequences, new_tokens=part, context=-(-(2 * cp + 1) * part // 2))
+        return [*made, self._flash(self.node.name, shape, causal=True)]
+
+    def _flash(self, name: str, shape: Shape, *, causal: bool) -> Kernel:
+        engine = engine_of(self.stack.engine)
+        kernel = attention_kernel(self.node, shape) if engine is None else paged_attention(self.node, shape, engine)
+        assert isinstance(kernel.work, AttentionWork)
+        return replace(kernel, name=name, work=replace(kernel.work, causal=causal and shape.new_tokens > 1))
+
+    def _merge(self, rows: int) -> Kernel:
+        """Outputs over the cache and over new tokens, with their softmax sums."""
+        heads = self.ranks.own.q_heads
+        moved = 3 * DType.BF16.bytes * rows * heads * self.value + 2 * DType.FP32.bytes * rows * heads
+        return elementwise_kernel("merge_out", Elementwise.COPY, rows, heads * self.value, moved)
+
+
+def _latent(node: LatentAttention, ranks: _Ranks, group: Group, stack: Stack) -> list[Kernel]:
+    """Latent attention: in decode over a rank's share of the latents, with all heads; prompts gather what is cached."""
+    model = ranks.whole.model
+    assert model.latent is not None
+    kernels = group_attention(node, ranks.own, group, stack)
+    at = next(number for number, kernel in enumerate(kernels) if isinstance(kernel.work, AttentionWork))
+    if group.phase == "decode":
+        (attends,) = (
+            kernel
+            for kernel in group_attention(node, ranks.reads, ranks.sharded(group), stack)
+            if isinstance(kernel.work, AttentionWork)
+        )
+        spread = [
+            ranks.gathered_queries(group.tokens, model.latent.cached_dim),
+            attends,
+            *ranks.combined(group.tokens, model.latent.kv_rank, each_has_all=False),
+        ]
+        return [*kernels[:at], *spread, *kernels[at + 1 :]]
+    if before := group.context - group.new_tokens:
+        latents = group.sequences * before * model.latent.cached_dim
+        buffer_bytes = round(latents * ranks.whole.precision.kv.bytes)
+        kernels.insert(at, ranks.exchange("all_gather_latents", CollectiveOp.ALL_GATHER, buffer_bytes))
+    return kernels
+
+
+def gathered_rows(layout: Layout, rows: int, width: int) -> tuple[Kernel, ...]:
+    """The last layer's output of all ranks of a context group, in order again: each scores all sequences."""
+    if layout.cp == 1:
+        return ()
+    elements = layout.cp * rows * width
+    buffer_bytes = DType.BF16.bytes * elements
+    work = CollectiveWork(op=CollectiveOp.ALL_GATHER, ranks=layout.context_ranks, buffer_bytes=buffer_bytes)
+    gather = Kernel(name="all_gather_hidden", work=work, flops=0.0, bytes_moved=float(buffer_bytes))
+    return (gather, permute_kernel("restore_hidden", layout.cp * rows, width))
