@@ -7,7 +7,7 @@ from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
 from workloads.families.ragged import build_ragged
-from workloads.families.ragged_attention import Group, SharedTokens, own_tokens
+from workloads.families.ragged_attention import Group, SharedTokens, own_tokens, tokens_of
 from workloads.families.speculation import (
     Drafter,
     Speculation,
@@ -76,5 +76,6 @@ __all__ = [
     "stage_bytes",
     "stage_needs",
     "tokens_a_step",
+    "tokens_of",
     "training_need",
 ]

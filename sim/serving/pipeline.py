@@ -171,7 +171,7 @@ class PipelineReplica(Replica):
     def _pass(self, slot: BatchSlot, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         """``step`` through all stages."""
         planned_s, spent, parts = self.env.now, [], []
-        tokens = step.batch.decoding * self.prices.each + step.batch.prompt_tokens
+        tokens = self.prices.programs.own_tokens(step.batch)
         before: tuple[ReplicaStage, simpy.resources.resource.Request] | None = None
         for stage in self.stages:
             turn = stage.turn.request()

@@ -193,7 +193,7 @@ class ServeResult:
 
     def _memory(self, blocks: int, most_blocks: int) -> dict[str, float]:
         """Bytes of the fullest GPU: what it holds, its cache in full and at most in use."""
-        need = memory_of(self.spec, self.spec.group(), context=self.spec.block_tokens)
+        need = memory_of(self.spec, self.spec.group(), context=self.spec.own_block_tokens(self.spec.group()))
         gpu = self.machine.gpu.memory_bytes
         held = {"weights": need.weight_bytes, "activations": need.activation_bytes, "kv_cache": need.kv_bytes * blocks}
         return held | {"kv_cache_most": need.kv_bytes * most_blocks, "room": gpu - sum(held.values()), "gpu": gpu}

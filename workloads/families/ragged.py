@@ -16,8 +16,8 @@ from workloads.families.ragged_attention import (
     SharedTokens,
     gathered_rows,
     group_attention,
-    own_tokens,
     spread_attention,
+    tokens_of,
 )
 from workloads.families.transformer import front_segments, head_kernels, loads_of
 from workloads.kernels import Shape
@@ -68,9 +68,7 @@ def build_ragged(
         raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp at 1")
     check_spread(model, layout, options)
     if tokens is None:
-        prompts = [group.new_tokens for group in groups if group.phase == "prefill" for _ in range(group.sequences)]
-        decoding = sum(group.tokens for group in groups if group.phase == "decode")
-        tokens = own_tokens(layout, decoding=decoding, prompts=prompts)
+        tokens = tokens_of(layout, groups)
         positive("tokens", tokens)
     check_served(model, layout, layers=options.layers, expert_copies=options.routing.replicas)
     precision = precision_in(model, options)

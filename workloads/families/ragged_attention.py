@@ -76,6 +76,13 @@ def own_tokens(layout: Layout, *, decoding: int, prompts: Sequence[int]) -> int:
     return decoding + sum(_filled(layout, tokens) for tokens in prompts) // layout.cp
 
 
+def tokens_of(layout: Layout, groups: Sequence[Group]) -> int:
+    """:func:`own_tokens` of ``groups``."""
+    prompts = [group.new_tokens for group in groups if group.phase == "prefill" for _ in range(group.sequences)]
+    decoding = sum(group.tokens for group in groups if group.phase == "decode")
+    return own_tokens(layout, decoding=decoding, prompts=prompts)
+
+
 def _filled(layout: Layout, tokens: int) -> int:
     """New tokens of a prompt, filled up to two equal parts for each rank of a context group."""
     parts = 2 * layout.cp if layout.cp > 1 else 1

@@ -210,7 +210,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
     spec = ServeSpec.of(**base, **({"prefill_replicas": 1} if unequal else {}))
     group, front = spec.group(), spec.group(prefill=True)
     target = machine_of(group)
-    room = kv_blocks(spec, group, target) * spec.block_tokens
+    room = kv_blocks(spec, group, target) * spec.own_block_tokens(group)
     kv_blocks(spec, front, target)  # refused where weights alone are too much
     _check_positions(question)
 
