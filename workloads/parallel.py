@@ -126,7 +126,7 @@ def check_layout(
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} read the keys of earlier ones: use tp")
     if layout.pp > 1 and any(block.tied for block in model.blocks):
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} have weights of earlier ones: use tp")
-    if layout.dcp > 1 or layout.cp > 1 and layout.cp_mode == "all_gather":
+    if layout.dcp > 1 or (layout.cp > 1 and layout.cp_mode == "all_gather"):
         named = f"dcp = {layout.dcp}" if layout.dcp > 1 else "cp_mode = 'all_gather'"
         raise WorkloadError(f"{named}: spreads the caches of a server: use wattline serve, or cp_mode = 'ulysses'")
     if layout.cp > 1:

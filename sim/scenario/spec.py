@@ -120,7 +120,7 @@ class Scenario(FieldTable):
     cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
     cp_mode: Literal["ulysses", "ring", "striped", "zigzag", "all_gather"] = Field(
         "ulysses",
-        description="how attention meets tokens on other ranks: by an all-to-all, or round a ring (all_gather: of servers)",
+        description="how attention meets tokens on other ranks: by an all-to-all, or round a ring; serve: all_gather",
     )
     dcp: Degree = Field(1, description="ranks of a tensor group that share out the tokens of a server's caches")
     ulysses: Degree | None = Field(

@@ -22,7 +22,7 @@ from sim.run.plan import Plan, Work, classifier
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
-from sim.serving.buckets import bracketing_sizes, context_ends
+from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
 from sim.serving.step_programs import StepPrograms, joined
@@ -202,8 +202,7 @@ class StepPrices:
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
         cost = StepCost(
-            shared=self._rows("shared", self.programs.own_tokens(batch), target)
-            + self._adapted(batch, target),
+            shared=self._rows("shared", self.programs.own_tokens(batch), target) + self._adapted(batch, target),
             prompts=self._prompts(batch, target),
             decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
             head=self._head(batch, target),
@@ -291,16 +290,20 @@ class StepPrices:
         """A part's cost, linear between the numbers of rows at which it is run."""
         known = self._known_rows.get((part, rows, target, context))
         if known is None:
-            low, high = bracketing_sizes(rows)
+            size, ranks = rows, self.programs.parting
+            low, high = bracketing_sizes(size)
+            if part == "chunk" and ranks > 1 and rows > 1:
+                size = self.programs.shared_tokens([Chunk(rows, rows)]).new  # as it is filled up
+                low, high = bracketing_parts(size, ranks)
             known = self._part(part, low, context, target)
-            if rows > low:
-                known = known.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+            if size > low:
+                known = known.toward(self._part(part, high, context, target), (size - low) / (high - low))
             self._known_rows[part, rows, target, context] = known
         return known
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
-        low, high = context_ends(before)
+        low, high = cached_ends(before, self._spread)
         cost = self._rows("chunk", chunk.tokens, target, low)
         if before <= low:
             return cost

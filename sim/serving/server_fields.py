@@ -44,10 +44,10 @@ class ServerFields(FieldTable):
     cp: Degree = Field(
         1, description="context-parallel degree of a replica: ranks that share a prompt's tokens, and the KV cache"
     )
-    cp_mode: Literal["all_gather", "ulysses", "ring", "striped", "zigzag"] = Field(
+    cp_mode: Literal["all_gather", "ulysses"] = Field(
         "all_gather",
-        description="all_gather: the cache lies token by token on the ranks of cp, new keys are gathered; ulysses: heads "
-        "are exchanged for tokens, the cache lies by heads",
+        description="all_gather: ranks of cp hold the cache token by token, new keys are gathered; ulysses: by heads, "
+        "which are exchanged for tokens",
     )
     dcp: Degree = Field(
         1, description="ranks inside tp, with the same KV heads, that share out the tokens of the cache (decoding)"

@@ -74,7 +74,7 @@ class ServeSpec(ServerFields):
         return self._world(prefill=replica < self.prefill_replicas)
 
     def _degrees(self, *, prefill: bool) -> Degrees:
-        """How a replica's layers are split; one for prompts keeps no cache that would be spread inside its tensor group."""
+        """How a replica's layers are split; one for prompts spreads no cache inside its tensor group."""
         if not prefill:
             return Degrees(tp=self.tp, ep=self.ep, cp=self.cp, dcp=self.dcp)
         return Degrees(tp=self.prefill_tp or self.tp, ep=self.prefill_ep or self.ep, cp=self.prefill_cp or self.cp)
@@ -96,12 +96,11 @@ class ServeSpec(ServerFields):
         if not self.prefill_replicas:
             return f"{self.replicas} x tp {self.tp}{spread}{stages}"
         if first == own:
-            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{spread}{stages} each"
-        prompts, decoding = (
-            " ".join(
-                f"{name} {degree}" for name, degree in asdict(one).items() if degree > 1 or name == "tp"
+            return (
+                f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{spread}{stages} each"
             )
-            + stages
+        prompts, decoding = (
+            " ".join(f"{name} {degree}" for name, degree in asdict(one).items() if degree > 1 or name == "tp") + stages
             for one in (first, own)
         )
         return f"{self.prefill_replicas} x {prompts} for prompts + {self.replicas} x {decoding} for decoding"
@@ -288,7 +287,9 @@ class ServeSpec(ServerFields):
                 "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *LORA_FIELDS[1:], *SPECULATION_FIELDS,
             )
         }  # fmt: skip
-        if degrees.ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
+        if (
+            degrees.ep > 1 or self.prefill_ep is None
+        ):  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         slots = self.max_loras if self.lora_adapters else 0
         return Scenario.of(

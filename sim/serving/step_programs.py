@@ -49,6 +49,11 @@ class StepPrograms:
         """How the model is split."""
         return layout_of(self.scenario)
 
+    @property
+    def parting(self) -> int:
+        """Ranks that have two parts of each prompt's new tokens; 1: a rank has them all."""
+        return self.layout.cp if self.layout.cp_mode == "all_gather" else 1
+
     def own_tokens(self, batch: Batch) -> int:
         """Tokens of ``batch`` that one rank has: all, or of a context group its part."""
         if self.layout.cp == 1:
@@ -111,7 +116,7 @@ class StepPrograms:
                 seen = max(context, 1)
                 return self._ragged([Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)], 0, 0)
             case "chunk":
-                return self._ragged([chunk_group(rows, rows + context)], 0, 0)
+                return self._ragged([chunk_group(rows, rows + context)], 0, 0, shared=NONE_SHARED)
             case "gathered":
                 return self._ragged([], 0, 0, shared=workloads.SharedTokens(new=rows))
             case "combined":

@@ -79,7 +79,7 @@ def round_kernels(node: KeyRounds, shape: Shape) -> list[Kernel]:
     Their ``after`` counts from the first of them; -1 is the kernel before it.
     """
     model, mode = shape.model, shape.layout.cp_mode
-    assert mode != "ulysses"
+    assert mode != "ulysses" and mode != "all_gather"  # which no rounds are made of
     layout: RingLayout = "contiguous" if mode == "ring" else mode
     window = node.attention.window
     if window and shape.context > window:

@@ -59,7 +59,9 @@ class SharedTokens:
         """Those of ``groups``; with ``dcp`` queries are gathered whatever is cached."""
         prompts = [group for group in groups if group.phase == "prefill"]
         known = [group for group in prompts if layout.dcp > 1 or group.context > group.new_tokens]
-        new, cached = (sum(one.sequences * _filled(layout, one.new_tokens) for one in some) for some in (prompts, known))
+        new, cached = (
+            sum(one.sequences * _filled(layout, one.new_tokens) for one in some) for some in (prompts, known)
+        )
         return cls(new=new, cached=cached)
 
 
