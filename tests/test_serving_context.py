@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
 from typing import Any
@@ -442,3 +443,17 @@ def test_names_of_engines_lead_to_it(capsys: pytest.CaptureFixture[str]) -> None
             main(["serve", "llama3-8b", theirs, "2"])
         assert stop.value.code == 2
         assert f"it is {ours} here" in capsys.readouterr().err
+
+
+def test_a_server_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt of 16,000 tokens, and 20 to generate, on two ranks."""
+    asked = ["--requests", "1", "--input-tokens", "16000", "--output-tokens", "20"]
+    main(["serve", "llama3-8b", "--cp", "2", *asked])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "llama3-8b in bf16, served on 2 x h100-sxm-80gb (1 x tp 1 cp 2), least_loaded"
+    assert "  KV cache of a replica    843,328 tokens" in lines
+    (first,) = (line for line in lines if line.startswith("│ time to first token"))
+    assert first == "│ time to first token   │ 257.2 │ 257.2 │ 257.2 │ 257.2 │"
+    main(["serve", "llama3-8b", "--json", *asked])
+    alone = json.loads(capsys.readouterr().out)
+    assert round(1e3 * alone["ttft_s"]["mean"], 1) == 459.4
