@@ -18,7 +18,7 @@ from sim.result.status import Standing
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
-from sim.serving.adapters import own_size
+from sim.serving.adapters import own_sizes
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
@@ -215,13 +215,14 @@ class ServeResult:
         slots, asked = self.log.adapter_slots, [one.request.adapter for one in self.log.served]
         if not slots:
             return {}
+        group = self.spec.group()
         return {
             "adapters": {
                 "slots_per_replica": slots[0].slots,
                 "asked_for": len(set(asked) - {-1}),
                 "requests_with_one": sum(adapter >= 0 for adapter in asked),
-                "bytes_per_gpu": self.spec.group().lora_adapters * own_size(self.spec.group()).rank_bytes,
-                "loads": sum(one.loads for one in slots),
+                "bytes_per_gpu": group.lora_adapters * max(one.rank_bytes for one in own_sizes(group)),
+                "loads": sum(one.loads for one in slots if one.stage == 0),
                 "load_bytes": sum(one.loads * one.own_bytes for one in slots),
                 "load_s": sum(one.load_s for one in slots),
             }

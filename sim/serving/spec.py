@@ -178,8 +178,6 @@ class ServeSpec(ServerFields):
             raise ValueError(f"{name} = {getattr(self, name)} is not known beside lora_adapters: leave one of them out")
         if self.cp_mode != "all_gather" and max(self.cp, self.prefill_cp or 1) == 1:
             raise ValueError(f"cp_mode = {self.cp_mode}: is of ranks that share tokens: give cp of at least 2")
-        if self.pp > 1 and self.lora_adapters:
-            raise ValueError(f"pp = {self.pp} is not known beside lora_adapters: leave one of them out")
         if self.pp > 1 and self.speculation not in (None, "eagle"):
             raise ValueError(
                 f"speculation = '{self.speculation}' is not known beside pp = {self.pp}: vLLM drafts there with eagle"
