@@ -29,7 +29,8 @@ from workloads.families.adapters import AdapterSize, adapter_size
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class AdapterSlots:
-    """The ``slots`` of one replica, or of a ``stage`` of it, whose layers' part of adapters they hold. An adapter takes ``own_bytes`` over the ``port``, and the host ``issue_s``.
+    """The ``slots`` of one replica, or of a ``stage`` of it, whose layers' part of each adapter they hold. An adapter
+    takes ``own_bytes`` over the ``port``, and the host ``issue_s``.
 
     >>> env = simpy.Environment()
     >>> link = Port(name="host to replica 0", tier="host", bytes_per_s=2e9)

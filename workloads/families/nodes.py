@@ -92,7 +92,7 @@ def node_kernels(
             return [*product_kernels(node, shape, engine), *adapter_kernels(node, shape, options.adapters)]
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
-            return engine_part(node, shape, load, engine)
+            return [*engine_part(node, shape, load, engine), *_of_experts(node, shape, options)]
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
@@ -109,7 +109,8 @@ def node_kernels(
             return state_space_kernels(node, shape, phase)
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
-            return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
+            kernels = expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
+            return [*kernels, *_of_experts(node, shape, options)]
         case LastTokens() | StageEnd():
             return []
         case Embedding():
@@ -131,6 +132,11 @@ def node_kernels(
             exchanged = _exchange_kernels(node, shape, phase)
             return exchanged if engine is None else [own_where_small(one, engine) for one in exchanged]
     assert_never(node)
+
+
+def _of_experts(node: Placed, shape: Shape, options: Options) -> list[Kernel]:
+    """What adapters add to a product of experts."""
+    return adapter_kernels(node, shape, options.adapters) if isinstance(node, Grouped) else []
 
 
 def _exchange_kernels(node: Exchange, shape: Shape, phase: PhaseName) -> list[Kernel]:

@@ -23,7 +23,7 @@ from workloads.families.transformer import front_segments, head_kernels, loads_o
 from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
-from workloads.layer_passes.tree import RankSplit
+from workloads.layer_passes.tree import Grouped, RankSplit
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Gemm, Indexer, LatentAttention
 from workloads.parallel import Layout, check_served
@@ -150,6 +150,8 @@ def _rank(
                     kernels += node_kernels(node, stored, "prefill", load, stack, options)
                 case Gemm():
                     kernels += adapter_kernels(node, stored.over(node.group), options.adapters)
+                case Grouped():
+                    kernels += adapter_kernels(node, stored, options.adapters)
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
     last = options.lm_head and stage == layout.pp - 1
