@@ -4,8 +4,8 @@ As vLLM's Punica kernels do it (vllm/lora/ops/triton_ops; arXiv 2310.18547): for
 tokens down to the rank and one up again, whatever the number of adapters, with those of others multiplied by nothing.
 On several ranks a product's adapter is split as the product is and no further: the way down of one whose output is
 split is done whole on every rank, and the way up of one whose input is split adds partial sums, which the product's own
-all-reduce adds up (``fully_sharded_loras`` off). Routed experts have one for each expert (``fused_moe_lora`` of the same
-folder): rows are sorted by adapter and expert, once a layer, and each pair of these is a matrix of its own.
+all-reduce adds up (``fully_sharded_loras`` off). Routed experts have one each (``fused_moe_lora`` of the same folder):
+rows are sorted by adapter and expert, once a layer, and each pair of these is a matrix of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from workloads.errors import WorkloadError
 from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel
 from workloads.layer_passes.lower import lower
-from workloads.layer_passes.tree import Grouped, RankSplit
+from workloads.layer_passes.tree import Grouped, Placed, RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Gemm
+from workloads.ops import Gemm, LatentAttention
 from workloads.parallel import Layout
 from workloads.program import Kernel
 from workloads.work import AdapterGemmWork, DType
@@ -28,6 +28,8 @@ MODULES = {
     "q_proj": ("Q",), "k_proj": ("K",), "v_proj": ("V",), "qkv_proj": ("Q", "K", "V"), "o_proj": ("O",),
     "gate_proj": ("gate",), "up_proj": ("up",), "gate_up_proj": ("gate", "up"), "down_proj": ("down",),
 }  # fmt: skip
+# Those of latent attention. What rebuilds keys and values has none: decoding absorbs it, and does not run its product.
+LATENT = {"q_a_proj": ("Q down",), "kv_a_proj_with_mqa": ("KV down", "rotary key"), "q_b_proj": ("Q", "rotary Q")}
 # All products of routed experts; none unless they are named, for there is one for each expert.
 EXPERTS = "experts"
 # Copies of a product's adapter into its slot: both halves are cleared, then written.
@@ -50,7 +52,8 @@ class Adapters:
     @property
     def labels(self) -> frozenset[str]:
         """Products that have some."""
-        return frozenset(label for name in self.modules or MODULES for label in MODULES.get(name, ()))
+        known = MODULES | LATENT
+        return frozenset(label for name in self.modules or known for label in known.get(name, ()))
 
     def on(self, node: Gemm | Grouped) -> bool:
         """Whether a product has some: ops that run as one product have them together."""
@@ -59,8 +62,29 @@ class Adapters:
         return not node.ops[0].einsum.of_activations and any(one.label in self.labels for one in node.ops)
 
 
-def adapter_kernels(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
-    """What the adapters of a step add to a product of ``shape``: the sums between are cleared, then down and up."""
+def adapter_kernels(node: Placed, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
+    """What the adapters of a step add to a node of ``shape``, product by product: the sums between are cleared, then
+    down and up. Nothing, where it has none."""
+    return [kernel for product in _products(node) for kernel in _of_product(product, shape, adapters)]
+
+
+def _products(node: Placed) -> tuple[Gemm | Grouped, ...]:
+    """The products of a node that may have adapters; those of latents before its attention."""
+    match node:
+        case Gemm() | Grouped():
+            return (node,)
+        case LatentAttention():
+            return (Gemm(name="latent_down_gemm", ops=node.down), Gemm(name="q_up_gemm", ops=node.q_up))
+        case _:
+            return ()
+
+
+def _slices(node: Gemm | Grouped) -> int:
+    """Matrices on the way down: one for each module, of which some are several ops here."""
+    return sum(not one.label.startswith("rotary") for one in node.ops)
+
+
+def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
     if adapters is None or not adapters.on(node):
         return []
     rows = shape.tokens if adapters.rows is None else adapters.rows
@@ -76,7 +100,7 @@ def adapter_kernels(node: Gemm | Grouped, shape: Shape, adapters: Adapters | Non
             rows = -(-rows // shape.layout.tp)
         distinct = min(adapters.distinct, rows)
     depth, columns = _sides(node, shape)
-    slices = len(node.ops)
+    slices = _slices(node)
     between = slices * rows * adapters.rank
     ways = [
         AdapterGemmWork(rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up)
@@ -138,26 +162,28 @@ def adapter_size(model: ModelSpec, layout: Layout, layers: range, adapters: Adap
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     for _, block, run in model.layer_groups(layers):
         for node in lower(block.nodes, RankSplit.of(layout)):
-            if isinstance(node, Gemm | Grouped) and adapters.on(node):
-                depth, columns = _sides(node, shape.over(node.group) if isinstance(node, Gemm) else shape)
-                matrices = model.experts // layout.ep if isinstance(node, Grouped) else 1
-                elements += len(run) * matrices * adapters.rank * (len(node.ops) * depth + columns)
-                copies += len(run) * COPIES * len(node.ops)
+            for one in filter(adapters.on, _products(node)):
+                depth, columns = _sides(one, shape.over(one.group) if isinstance(one, Gemm) else shape)
+                matrices = model.experts // layout.ep if isinstance(one, Grouped) else 1
+                elements += len(run) * matrices * adapters.rank * (_slices(one) * depth + columns)
+                copies += len(run) * COPIES * _slices(one)
     return AdapterSize(rank_bytes=float(DType.BF16.bytes * elements), copies=copies)
 
 
 def check_adapters(model: ModelSpec, layout: Layout, adapters: Adapters) -> None:
     """Refuse what nobody runs, and modules that the model has not."""
-    if model.latent or model.state_space or model.encoder is not None or not model.causal:
+    if model.state_space or model.encoder is not None or not model.causal:
         raise WorkloadError(
             f"lora_adapters: known for decoders of queries, keys and values, not for {model.id}: leave them out"
         )
     if layout.cp > 1 or layout.sequence_parallel:
         raise WorkloadError("lora_adapters: known with every token on every rank: leave cp and sequence_parallel out")
     blocks = [block for _, block, _ in model.layer_groups(range(model.layers))]
-    has = {one.label for block in blocks for node in lower(block.nodes) if isinstance(node, Gemm) for one in node.ops}
+    products = [product for block in blocks for node in lower(block.nodes) for product in _products(node)]
+    has = {one.label for product in products if isinstance(product, Gemm) for one in product.ops}
+    modules = (MODULES | LATENT) if model.latent else MODULES
     for name in adapters.modules:
-        if not (model.routed if name == EXPERTS else has & set(MODULES[name])):
-            known = ", ".join(other for other, labels in MODULES.items() if has & set(labels))
+        if not (model.routed if name == EXPERTS else has & set(modules.get(name, ()))):
+            known = ", ".join(other for other, labels in modules.items() if has & set(labels))
             routed = f" (those of its routed experts are '{EXPERTS}')" if model.routed else ""
             raise WorkloadError(f"lora_targets: {model.id} has no product '{name}'{routed}: it has {known}")

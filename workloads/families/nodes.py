@@ -92,7 +92,7 @@ def node_kernels(
             return [*product_kernels(node, shape, engine), *adapter_kernels(node, shape, options.adapters)]
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
-            return [*engine_part(node, shape, load, engine), *_of_experts(node, shape, options)]
+            return [*engine_part(node, shape, load, engine), *adapter_kernels(node, shape, options.adapters)]
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
@@ -102,7 +102,7 @@ def node_kernels(
         case Attention():
             return attention_kernels(node, shape, phase, stack)
         case LatentAttention():
-            return latent_kernels(node, shape, phase)
+            return [*adapter_kernels(node, shape, options.adapters), *latent_kernels(node, shape, phase)]
         case Indexer():
             return indexer_kernels(node, shape, phase)
         case StateSpace():
@@ -110,7 +110,7 @@ def node_kernels(
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
             kernels = expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
-            return [*kernels, *_of_experts(node, shape, options)]
+            return [*kernels, *adapter_kernels(node, shape, options.adapters)]
         case LastTokens() | StageEnd():
             return []
         case Embedding():
@@ -132,11 +132,6 @@ def node_kernels(
             exchanged = _exchange_kernels(node, shape, phase)
             return exchanged if engine is None else [own_where_small(one, engine) for one in exchanged]
     assert_never(node)
-
-
-def _of_experts(node: Placed, shape: Shape, options: Options) -> list[Kernel]:
-    """What adapters add to a product of experts."""
-    return adapter_kernels(node, shape, options.adapters) if isinstance(node, Grouped) else []
 
 
 def _exchange_kernels(node: Exchange, shape: Shape, phase: PhaseName) -> list[Kernel]:

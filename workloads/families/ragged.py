@@ -138,6 +138,7 @@ def _rank(
             assert not isinstance(node, Stage | BesideExchange)  # nothing overlaps in a server's step
             match node:
                 case Attention() | LatentAttention():
+                    kernels += adapter_kernels(node, stored, options.adapters)
                     attends = whole_sequences(stored)
                     if dense and engine is not None and isinstance(node, Attention):
                         kernels += written_keys(node, attends, engine)
