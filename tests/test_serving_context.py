@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import workloads
+from sim import simulate
 from sim.cli import main
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
@@ -29,11 +30,11 @@ from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
 LLAMA = load_model("llama3-8b")
 GATHER: dict[str, Any] = {"cp": 2, "cp_mode": "all_gather"}
+GATHERED: tuple[dict[str, Any], ...] = ({"cp": 2}, {"cp": 4, "tp": 2})
 # A load whose host adds nothing.
 PLAIN: dict[str, Any] = {"model": "llama3-8b", "stack": "paged-kv", "requests": 1, "output_tokens": 4}
 KINDS: tuple[dict[str, Any], ...] = (
-    {"cp": 2},
-    {"cp": 4, "tp": 2},
+    *GATHERED,
     {"cp": 2, "cp_mode": "ulysses"},
     {"tp": 2, "cp": 2, "cp_mode": "ulysses"},
     {"tp": 16, "dcp": 2},
@@ -119,6 +120,21 @@ def test_ranks_together_attend_to_what_one_does(cp: int, before: int, tokens: in
     filled = -(-tokens // (2 * cp)) * 2 * cp
     assert pairs == pytest.approx(filled * (filled + 1) / 2 + filled * before, rel=2 / tokens)
     assert all(one.q_heads == 32 for one in works) and len(works) == 1 + (before > 0)
+
+
+@pytest.mark.parametrize("split", [{"cp": 2, "cp_mode": "all_gather"}, {"cp": 4}, {"tp": 4, "dcp": 2}])
+def test_flops_of_all_ranks_are_those_of_one(split: dict[str, Any]) -> None:
+    """Of a prompt, as they are counted: without those behind the mask."""
+    groups = [Group(phase="prefill", sequences=1, new_tokens=640, context=640)]
+    model = "qwen2-1.5b" if "dcp" in split else "llama3-8b"
+    found = []
+    for one in (split, {"tp": split.get("tp", 1)}):
+        ranks = range(Layout(**one).stage_ranks)
+        works = [k for rank in ranks for k in layer(Layout(**one), groups, model=model, rank=rank)]
+        products = sum(k.flops for k in works if isinstance(k.work, GemmWork))
+        scores = sum(k.flops * k.work.visible_share for k in works if isinstance(k.work, AttentionWork))
+        found.append((products, scores))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
 
 
 def test_ranks_have_equal_parts_of_prompts_and_all_sequences_that_decode() -> None:
@@ -457,3 +473,51 @@ def test_a_server_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     main(["serve", "llama3-8b", "--json", *asked])
     alone = json.loads(capsys.readouterr().out)
     assert round(1e3 * alone["ttft_s"]["mean"], 1) == 459.4
+
+
+# -- single steps ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [*GATHERED, {"tp": 16, "dcp": 2}])
+def test_a_single_step_is_a_server_s(fields: dict[str, Any]) -> None:
+    """In kernels; and in time, where no limiter minds it, less the choice of tokens."""
+    prices = prices_of(stack="paged-kv", **fields)
+    alone: dict[str, Any] = fields if "dcp" in fields else {"cp_mode": "all_gather"} | fields
+    decode, prompt = Batch(decoding=24, cached=24 * 3000), Batch(chunks=(Chunk(1800, 1800),), ending=1)
+    for work, single in (
+        (decode, {"phase": "decode", "batch": 24, "seq_len": 3000}),
+        (prompt, {"phase": "prefill", "batch": 1, "seq_len": 1800}),
+    ):
+        step, ours = (
+            [(s.repeat, s.kernels) for s in program.ranks[1].phases[0].segments]
+            for program in (
+                prices.programs.step(work),
+                workloads.build_spread(LLAMA, Layout(**alone), options=Options(stack="paged-kv"), **single),
+            )
+        )
+        assert step == ours
+    run = simulate(model="llama3-8b", stack="paged-kv", phase="decode", batch=24, seq_len=3000, **alone)
+    assert run.latency_s == pytest.approx(prices.exact(decode).time_s - prices.drawing(decode).time_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_gathered_keys_take_what_a_balanced_ring_takes(cp: int) -> None:
+    """Of a long prompt most is attention, which both share out evenly; rings of ours were measured."""
+    prompt: dict[str, Any] = {"model": "llama3-8b", "phase": "prefill", "seq_len": 32_000, "cp": cp}
+    gathered, ring = (simulate(**prompt, cp_mode=mode).latency_s for mode in ("all_gather", "zigzag"))
+    assert gathered == pytest.approx(ring, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"phase": "generate", "output_len": 3}, "cp_mode = 'all_gather' is for phase 'prefill' or 'decode'"),
+        ({"phase": "train"}, "cp_mode = 'all_gather' is for phase 'prefill' or 'decode'"),
+        ({"phase": "decode", "pp": 2}, "pp: not known beside cp_mode = 'all_gather': leave one of them out"),
+        ({"phase": "decode", "batch": 4, "dp": 2}, "leave dp at 1"),
+        ({"phase": "prefill", "tp": 2, "overlap_chunks": 2}, "overlap: not known beside cp_mode = 'all_gather'"),
+    ],
+)
+def test_single_steps_refuse_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((ScenarioError, WorkloadError), match=message):
+        simulate(model="llama3-8b", **GATHER, **fields)

@@ -6,7 +6,7 @@ from workloads.errors import WorkloadError
 from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
-from workloads.families.ragged import build_ragged
+from workloads.families.ragged import build_ragged, build_spread
 from workloads.families.ragged_attention import Group, SharedTokens, own_tokens, tokens_of
 from workloads.families.speculation import (
     Drafter,
@@ -56,6 +56,7 @@ __all__ = [
     "build_ragged",
     "build_speculative",
     "build_speculative_generate",
+    "build_spread",
     "build_training",
     "busiest_spread",
     "check_draft",

@@ -91,6 +91,11 @@ class Layout:
         """
         return self.dcp * (1 if self.cp_mode == "ulysses" else self.cp)
 
+    @property
+    def spreads(self) -> bool:
+        """True where decoding reads a cache whose tokens lie on several ranks."""
+        return self.dcp > 1 or (self.cp > 1 and self.cp_mode == "all_gather")
+
     def stage_layers(self, layers: int, stage: int) -> range:
         """The layers of ``stage``; what does not divide evenly goes to the last stages.
 
@@ -126,9 +131,9 @@ def check_layout(
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} read the keys of earlier ones: use tp")
     if layout.pp > 1 and any(block.tied for block in model.blocks):
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} have weights of earlier ones: use tp")
-    if layout.dcp > 1 or (layout.cp > 1 and layout.cp_mode == "all_gather"):
+    if layout.spreads:
         named = f"dcp = {layout.dcp}" if layout.dcp > 1 else "cp_mode = 'all_gather'"
-        raise WorkloadError(f"{named}: spreads the caches of a server: use wattline serve, or cp_mode = 'ulysses'")
+        raise WorkloadError(f"{named}: is of a single step, or a server's: leave it out, or use cp_mode = 'ulysses'")
     if layout.cp > 1:
         for one in map(model.of, model.blocks):
             _check_context(one, layout, batch=batch, new_tokens=new_tokens)
@@ -247,7 +252,7 @@ def check_served(
     for name in ("cp", "dcp"):
         if getattr(layout, name) < 1:
             raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
-    alone = replace(layout, cp=1, dcp=1, micro_batches=1)
+    alone = replace(layout, cp=1, dcp=1, dp=1, micro_batches=1)
     check_layout(model, alone, batch=1, new_tokens=1, layers=layers, expert_copies=expert_copies)
     if layout.cp > 1 and layout.cp_mode not in ("ulysses", "all_gather"):
         raise WorkloadError(

@@ -9,7 +9,7 @@ from workloads.errors import WorkloadError
 from workloads.families.adapters import adapter_kernels
 from workloads.families.context import whole_sequences
 from workloads.families.engine import engine_of, written_keys
-from workloads.families.nodes import node_kernels, placed_nodes
+from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
 from workloads.families.ragged_attention import (
     Group,
@@ -28,6 +28,7 @@ from workloads.model import ModelSpec
 from workloads.ops import Attention, Gemm, Indexer, LatentAttention
 from workloads.parallel import Layout, check_served
 from workloads.placement import bind, groups_of
+from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack, load_stack
@@ -90,6 +91,42 @@ def build_ragged(
             for rank in range(layout.stage_ranks)
         )
     )
+
+
+def build_spread(
+    model: ModelSpec, layout: Layout, *, phase: PhaseName, batch: int, seq_len: int, options: Options
+) -> Program:
+    """A prefill of ``seq_len`` tokens a sequence, or one decode token over as many cached ones, where the tokens of
+    caches are spread over ranks: a server's step of ``batch`` equal sequences.
+
+    >>> from workloads import load_model
+    >>> layout = Layout(cp=2, cp_mode="all_gather")
+    >>> step = build_spread(load_model("llama3-8b"), layout, phase="decode", batch=8, seq_len=900, options=Options())
+    >>> [k.name for k in step.ranks[0].phases[0].segments[0].kernels][5:9]
+    ['attention', 'all_gather_lse', 'correct_out', 'all_reduce_out']
+    """
+    positive("batch", batch)
+    positive("seq_len", seq_len)
+    check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
+    named = f"dcp = {layout.dcp}" if layout.dcp > 1 else "cp_mode = 'all_gather'"
+    others = {
+        "pp": layout.pp > 1,
+        "overlap": options.overlap != "chunks" or options.overlap_chunks > 1 or bool(options.overlap_ops),
+        "images": options.images > 0,
+        "tokens_per_ep_rank": options.tokens_per_ep_rank is not None,
+    }
+    for name, there in others.items():
+        if there:
+            raise WorkloadError(f"{name}: not known beside {named}: leave one of them out")
+    new_tokens = seq_len if phase == "prefill" else 1
+    group = Group(phase=phase, sequences=batch, new_tokens=new_tokens, context=seq_len)
+    program = build_ragged(model, layout, groups=[group], scored=batch, options=options)
+    named_ranks: dict[int, RankProgram] = {}
+    for rank in program.ranks:
+        if id(rank) not in named_ranks:
+            (step,) = rank.phases
+            named_ranks[id(rank)] = RankProgram(phases=(replace(step, name=phase),))
+    return Program(ranks=tuple(named_ranks[id(rank)] for rank in program.ranks))
 
 
 def check_spread(model: ModelSpec, layout: Layout, options: Options) -> None:
