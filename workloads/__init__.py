@@ -23,7 +23,7 @@ from workloads.families.transformer import build_generate, build_program
 from workloads.kernel_names import AllReduce, EpKernels
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
-from workloads.parallel import Layout, check_layout, check_served
+from workloads.parallel import Layout, cache_copies, check_layout, check_served
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
 from workloads.positions import beyond, check_reach
@@ -59,6 +59,7 @@ __all__ = [
     "build_spread",
     "build_training",
     "busiest_spread",
+    "cache_copies",
     "check_draft",
     "check_layout",
     "check_options",

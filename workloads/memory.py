@@ -115,9 +115,10 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
     if layout.pp > 1:  # inputs and outputs of micro-batches: all of them, or the one at hand
         buffers = layout.micro_batches if layout.pp_schedule == "gpipe" else 1
         waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
-    if layout.cp_mode == "all_gather" or layout.dcp > 1:  # all ranks' new keys, queries and partial outputs
-        ranks = max(layout.cp, layout.dcp)
-        qkv += (ranks > 1) * model.head_dim * (2 * kv_heads * layout.cp + 2 * model.q_heads / layout.tp * ranks)
+    if layout.spreads or layout.cp_mode == "all_gather":  # all ranks' queries and partial outputs, and of cp new keys
+        if layout.spreads and not model.latent:
+            ranks, new_keys = max(layout.cp, layout.dcp), 2 * kv_heads * layout.cp * (layout.cp > 1)
+            qkv += model.head_dim * (new_keys + 2 * model.q_heads / layout.tp * ranks)
     elif layout.cp_mode != "ulysses":  # two blocks of keys and values, and the 32-bit sum of outputs
         qkv += model.head_dim * (4 * kv_heads + 2 * model.q_heads / layout.tp)
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes

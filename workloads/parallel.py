@@ -272,9 +272,14 @@ def check_served(
         )
 
 
+def cache_copies(model: ModelSpec, tp: int) -> int:
+    """Ranks of a tensor group that hold the same keys and values, or latents."""
+    return tp if model.latent else max(1, tp // model.kv_heads)
+
+
 def _check_shards(model: ModelSpec, layout: Layout) -> None:
     """``dcp`` ranks share out what they would all hold: as vLLM's check of GQA models has it."""
-    copies = layout.tp if model.latent else max(1, layout.tp // model.kv_heads)
+    copies = cache_copies(model, layout.tp)
     if copies % layout.dcp:
         heads = "the latents" if model.latent else f"each of the {model.kv_heads} key/value heads"
         raise WorkloadError(
