@@ -29,6 +29,10 @@ from workloads.program import Kernel
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 
 LLAMA = load_model("llama3-8b")
+LATENT: tuple[dict[str, Any], ...] = (
+    {"model": "deepseek-v3", "tp": 8, "dcp": 8, "gpu": "h200", "layers": 8},
+    {"model": "deepseek-v3", "tp": 4, "cp": 2, "gpu": "h200", "layers": 4},
+)
 GATHER: dict[str, Any] = {"cp": 2, "cp_mode": "all_gather"}
 GATHERED: tuple[dict[str, Any], ...] = ({"cp": 2}, {"cp": 4, "tp": 2})
 # A load whose host adds nothing.
@@ -71,6 +75,7 @@ def exchanges(kernels: list[Kernel]) -> list[tuple[str, tuple[int, ...], int]]:
         ("llama3-8b", {"tp": 16, "dcp": 2}, {"tp": 8}),
         ("llama3-70b", {"tp": 32, "dcp": 4}, {"tp": 8}),
         ("deepseek-v3", {"tp": 8, "dcp": 8}, {"tp": 1}),
+        ("deepseek-v3", {"cp": 8, "cp_mode": "all_gather"}, {}),
     ],
 )
 def test_caches_of_all_ranks_are_the_whole(model: str, split: dict[str, Any], whole: dict[str, Any]) -> None:
@@ -232,6 +237,27 @@ def test_latents_are_shared_out_inside_a_tensor_group() -> None:
     assert (prompt.q_heads, prompt.kv_len, prompt.q_len) == (16, 120, 20)
 
 
+def test_latents_of_prompts_are_gathered_and_rebuilt_on_every_rank() -> None:
+    """DeepSeek-V3 on 2 x 4: 64 heads a rank; parts of 5 and what was cached before."""
+    groups = [
+        Group(phase="decode", sequences=3, new_tokens=1, context=1000),
+        Group(phase="prefill", sequences=1, new_tokens=40, context=140),
+    ]
+    kernels = layer(Layout(tp=2, cp=4, cp_mode="all_gather"), groups, model="deepseek-v3", rank=3)
+    context = (1, 3, 5, 7)
+    assert exchanges(kernels)[:4] == [
+        ("all_gather_lse", context, 4 * 3 * 64 * 4),
+        ("all_reduce_out", context, 3 * 64 * 512 * 2),
+        ("all_gather_latents", context, 40 * 576 * 2),
+        ("all_gather_latents", context, 100 * 576 * 2),
+    ]
+    (decode, prompt) = (k.work for k in kernels if isinstance(k.work, AttentionWork))
+    assert (decode.q_heads, decode.kv_len, decode.batch) == (64, 250, 3)
+    assert (prompt.batch, prompt.q_len, prompt.kv_len, prompt.causal) == (2, 5, 100 + 23, True)
+    rows = {k.name: k.work.m for k in kernels if isinstance(k.work, GemmWork)}
+    assert (rows["q_up_gemm"], rows["kv_up_gemm"], rows["o_gemm"]) == (10, 40, 3 + 10)
+
+
 def test_bytes_of_heads_exchanged_for_tokens_are_those_counted_by_hand() -> None:
     groups = [
         Group(phase="decode", sequences=3, new_tokens=1, context=1001),
@@ -259,7 +285,7 @@ def test_hidden_states_of_all_ranks_are_gathered_before_the_head() -> None:
 # -- prices ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [*KINDS, {"model": "deepseek-v3", "tp": 8, "dcp": 8, "gpu": "h200", "layers": 8}])
+@pytest.mark.parametrize("fields", [*KINDS, *LATENT])
 def test_parts_of_a_step_are_the_engine_s_step(fields: dict[str, Any]) -> None:
     prices = prices_of(**fields)
     rng = random.Random(7)
@@ -435,7 +461,10 @@ def test_experts_of_each_rank_see_its_own_tokens() -> None:
         ({"tp": 8, "dcp": 2}, "dcp = 2: with tp = 8, 1 rank holds each of the 8 key/value heads of llama3-8b: use 1"),
         ({"tp": 32, "dcp": 3}, "dcp = 3: with tp = 32, 4 ranks hold each of the 8 key/value heads of .*: use 1, 2, 4"),
         ({"cp": 3, "cp_mode": "ulysses"}, "cp = 3 does not divide the 32 query heads of a rank of llama3-8b"),
-        ({"model": "deepseek-v3", "cp": 2, "gpu": "h200", "tp": 8}, "cp = 2: latent attention of deepseek-v3 is not"),
+        (
+            {"model": "deepseek-v3", "cp": 2, "gpu": "h200", "tp": 8, "cp_mode": "ulysses"},
+            "cp_mode = 'ulysses': the latents of deepseek-v3 have no heads to exchange: use cp_mode = 'all_gather'",
+        ),
         ({"model": "llava-1.5-7b", "cp": 2, "images": 1}, "images: not known beside cp: leave one of them out"),
         ({"prefill_cp": 2}, "prefill_cp = 2: is of replicas for prompts: give prefill_replicas"),
     ],

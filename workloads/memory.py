@@ -128,7 +128,7 @@ def _stage_need(model: ModelSpec, layout: Layout, stage: int, held: MemoryLoad, 
 def _cached(model: ModelSpec, layout: Layout) -> float:
     """Elements that a rank caches of a token in a layer."""
     if model.latent:
-        return model.latent.cached_dim / layout.dcp
+        return model.latent.cached_dim / layout.cache_shards
     by_heads = layout.cp if layout.cp_mode == "ulysses" else 1
     return max(1, model.kv_heads // (layout.tp * by_heads)) / layout.cache_shards * model.key_and_value
 

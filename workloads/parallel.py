@@ -266,9 +266,9 @@ def check_served(
             _check_heads(one, layout)
         if layout.dcp > 1:
             _check_shards(one, layout)
-    if layout.cp > 1 and model.latent:
+    if layout.cp > 1 and layout.cp_mode == "ulysses" and model.latent:
         raise WorkloadError(
-            f"cp = {layout.cp}: latent attention of {model.id} is not split over tokens: use tp, and dcp inside it"
+            f"cp_mode = 'ulysses': the latents of {model.id} have no heads to exchange: use cp_mode = 'all_gather'"
         )
 
 

@@ -122,7 +122,7 @@ def spread_attention(
     that decodes, and once for the ``shared`` tokens of prompts."""
     ranks = _Ranks(whole=whole)
     if isinstance(node, LatentAttention):
-        return [kernel for group in groups for kernel in _latent(node, ranks, group, stack)]
+        return _latent(node, ranks, groups, shared, stack)
     return _Spread(node=node, ranks=ranks, stack=stack).kernels(groups, shared)
 
 
@@ -249,29 +249,64 @@ class _Spread:
         return elementwise_kernel("merge_out", Elementwise.COPY, rows, heads * self.value, moved)
 
 
-def _latent(node: LatentAttention, ranks: _Ranks, group: Group, stack: Stack) -> list[Kernel]:
-    """Latent attention: in decode over a rank's share of the latents, with all heads; prompts gather what is cached."""
+def _latent(
+    node: LatentAttention, ranks: _Ranks, groups: Sequence[Group], shared: SharedTokens, stack: Stack
+) -> list[Kernel]:
+    """Latent attention: decoding over a rank's share of the latents, with the heads of all ``dcp`` ranks; prompts over
+    latents that are gathered, new ones of all ranks of ``cp`` and cached ones."""
+    made = [k for group in groups if group.phase == "decode" for k in _latent_decoding(node, ranks, group, stack)]
+    if shared.new and ranks.layout.cp > 1:
+        made.append(_latents(ranks, shared.new))
+        assert ranks.whole.model.latent is not None
+        made.append(permute_kernel("restore_latents", shared.new, ranks.whole.model.latent.cached_dim))
+    return made + [
+        k for group in groups if group.phase == "prefill" for k in _latent_prompts(node, ranks, group, stack)
+    ]
+
+
+def _latents(ranks: _Ranks, tokens: int) -> Kernel:
     model = ranks.whole.model
     assert model.latent is not None
+    buffer_bytes = round(tokens * model.latent.cached_dim * ranks.whole.precision.kv.bytes)
+    return ranks.exchange("all_gather_latents", CollectiveOp.ALL_GATHER, buffer_bytes)
+
+
+def _latent_decoding(node: LatentAttention, ranks: _Ranks, group: Group, stack: Stack) -> list[Kernel]:
+    latent, cp = ranks.whole.model.latent, ranks.layout.cp
+    assert latent is not None
     kernels = group_attention(node, ranks.own, group, stack)
-    at = next(number for number, kernel in enumerate(kernels) if isinstance(kernel.work, AttentionWork))
-    if group.phase == "decode":
-        (attends,) = (
-            kernel
-            for kernel in group_attention(node, ranks.reads, ranks.sharded(group), stack)
-            if isinstance(kernel.work, AttentionWork)
-        )
-        spread = [
-            ranks.gathered_queries(group.tokens, model.latent.cached_dim),
-            attends,
-            *ranks.combined(group.tokens, model.latent.kv_rank, each_has_all=False),
-        ]
-        return [*kernels[:at], *spread, *kernels[at + 1 :]]
-    if before := group.context - group.new_tokens:
-        latents = group.sequences * before * model.latent.cached_dim
-        buffer_bytes = round(latents * ranks.whole.precision.kv.bytes)
-        kernels.insert(at, ranks.exchange("all_gather_latents", CollectiveOp.ALL_GATHER, buffer_bytes))
+    at = _attends(kernels)
+    over_share = group_attention(node, ranks.reads, ranks.sharded(group), stack)
+    spread = [
+        *([] if cp > 1 else [ranks.gathered_queries(group.tokens, latent.cached_dim)]),
+        over_share[_attends(over_share)],
+        *ranks.combined(group.tokens, latent.kv_rank, each_has_all=cp > 1),
+    ]
+    return [*kernels[:at], *spread, *kernels[at + 1 :]]
+
+
+def _latent_prompts(node: LatentAttention, ranks: _Ranks, group: Group, stack: Stack) -> list[Kernel]:
+    """A rank projects its own tokens, rebuilds keys and values of all, and attends with its own."""
+    cp, before = ranks.layout.cp, group.context - group.new_tokens
+    filled = _filled(ranks.layout, group.new_tokens)
+    whole = group_attention(node, ranks.own, replace(group, new_tokens=filled, context=before + filled), stack)
+    kernels = whole
+    if cp > 1:
+        own = replace(group, new_tokens=filled // cp, context=before + filled // cp)
+        part = filled // (2 * cp)
+        seen = before - (-(2 * cp + 1) * part // 2)
+        halves = replace(group, sequences=2 * group.sequences, new_tokens=part, context=seen)
+        mine, parts = (group_attention(node, ranks.own, one, stack) for one in (own, halves))
+        rebuilt = 1 + next(number for number, kernel in enumerate(whole) if kernel.name == "rope")
+        kernels = [*mine[:rebuilt], *whole[rebuilt : _attends(whole)], parts[_attends(parts)]]
+    if before:
+        kernels.insert(_attends(kernels), _latents(ranks, group.sequences * before))
     return kernels
+
+
+def _attends(kernels: Sequence[Kernel]) -> int:
+    """The place of the attention among the kernels around it."""
+    return next(number for number, kernel in enumerate(kernels) if isinstance(kernel.work, AttentionWork))
 
 
 def gathered_rows(layout: Layout, rows: int, width: int) -> tuple[Kernel, ...]:
