@@ -24,7 +24,7 @@ from sim.serving.trace import to_trace
 from sim.serving.transfers import CacheTransfers, transfer_cost
 from traces.write.check import check_trace
 from workloads import Group, Layout, MemoryLoad, Options, SharedTokens, WorkloadError, build_ragged, load_model
-from workloads.families.ragged_attention import own_tokens, tokens_of
+from workloads.families.ragged_groups import own_tokens, tokens_of
 from workloads.program import Kernel
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
 

@@ -7,7 +7,7 @@ from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
 from workloads.families.ragged import build_ragged, build_spread
-from workloads.families.ragged_attention import Group, SharedTokens, own_tokens, tokens_of
+from workloads.families.ragged_groups import Group, SharedTokens, own_tokens, tokens_of
 from workloads.families.speculation import (
     Drafter,
     Speculation,

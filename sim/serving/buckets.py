@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from workloads.families.ragged_attention import Group
+from workloads.families.ragged_groups import Group
 
 FEW_TILES = 8  # of keys: another one more shows
 TILE = 128  # queries, and keys, of a tile of flash attention

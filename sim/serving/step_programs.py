@@ -16,7 +16,7 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.buckets import chunk_group
 from sim.serving.cost import Batch, Chunk, Part
-from workloads.families.ragged_attention import Group
+from workloads.families.ragged_groups import Group
 from workloads.program import Program, RankProgram
 from workloads.work import AttentionWork
 

@@ -11,14 +11,8 @@ from workloads.families.context import whole_sequences
 from workloads.families.engine import engine_of, written_keys
 from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
-from workloads.families.ragged_attention import (
-    Group,
-    SharedTokens,
-    gathered_rows,
-    group_attention,
-    spread_attention,
-    tokens_of,
-)
+from workloads.families.ragged_attention import spread_attention
+from workloads.families.ragged_groups import Group, SharedTokens, gathered_rows, group_attention, tokens_of
 from workloads.families.transformer import front_segments, head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
