@@ -159,6 +159,7 @@ class ServeResult:
             "hit_tokens_by_tier": {"hbm": hits - sum(log.fetched.values())} | dict(log.fetched),
             "preemptions": int(table["preemptions"].sum()),
             "kv_blocks": blocks,
+            "kv_block_tokens": spec.own_block_tokens(group),
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
             **self._adapters(),
