@@ -359,6 +359,22 @@ def test_energy_of_requests_and_pauses_is_the_whole(fields: dict[str, Any]) -> N
     assert any(ranks in reason for reason in run.summary["status_reasons"])
 
 
+@pytest.mark.parametrize("fields", KINDS)
+def test_what_ranks_compute_is_what_one_would(fields: dict[str, Any]) -> None:
+    """FLOPs of prompts; a rank of gathered keys has every sequence that decodes."""
+    load: dict[str, Any] = {
+        "model": "llama3-8b",
+        "requests": 3,
+        "input_tokens": 4000,
+        "output_tokens": 2,
+        "rate_per_s": 1.0,
+    }
+    alone = serve(**load, tp=fields.get("tp", 1)).utilisation["flops"]
+    assert serve(**load, **fields).utilisation["flops"] == pytest.approx(alone, rel=0.01)
+    swapped = serve(**load | {"output_tokens": 200}, cp=2, cp_mode="ulysses").utilisation["flops"]
+    assert swapped == pytest.approx(serve(**load | {"output_tokens": 200}).utilisation["flops"], rel=0.08)
+
+
 # -- beside other things -----------------------------------------------------------------------------------------
 
 
