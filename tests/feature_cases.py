@@ -117,6 +117,7 @@ def server_adapters(rng: random.Random, _: Path) -> Fields:
             {"attention": "per_sequence"},
             {"model": "qwen3-30b-a3b"},
             {"pp": 2},
+            {"cp": 2},
             {"model": "qwen3-30b-a3b", "lora_targets": "o_proj,experts", "gpu": "h200-sxm-141gb", "max_loras": 2},
         )
     )

@@ -451,6 +451,27 @@ def test_drafts_are_checked_over_a_spread_cache(speculation: str) -> None:
         assert run.requests["tpot_s"].mean() < plain.requests["tpot_s"].mean()
 
 
+@pytest.mark.parametrize("fields", [*GATHERED, {"cp": 2, "cp_mode": "ulysses"}])
+def test_adapters_see_a_rank_s_own_tokens(fields: dict[str, Any]) -> None:
+    adapters: dict[str, Any] = {"lora_adapters": 4, "max_loras": 4}
+    prices, plain = prices_of(**fields, **adapters), prices_of(**fields)
+    batch = Batch(decoding=6, cached=6 * 900, chunks=(Chunk(640, 640),), ending=1, adapted=646, adapters=3)
+    assert prices.programs.own_adapted(batch) == prices.programs.own_tokens(batch)
+    exact, quick = prices.exact(batch), prices.step(batch).whole
+    assert quick.time_s == pytest.approx(exact.time_s, rel=0.01)
+    added = [quick.time_s - plain.step(batch._replace(adapters=0, adapted=0)).whole.time_s]
+    alone, bare = prices_of(tp=fields.get("tp", 1), **adapters), prices_of(tp=fields.get("tp", 1))
+    added.append(alone.step(batch).whole.time_s - bare.step(batch._replace(adapters=0, adapted=0)).whole.time_s)
+    assert 0 < added[0] < added[1]  # fewer rows of the same adapters
+    run = serve(
+        model="llama3-8b", requests=12, rate_per_s=20.0, input_tokens=300, output_tokens=20, **fields, **adapters
+    )
+    assert run.summary["adapters"]["load_bytes"] == run.spec.gpus * run.summary["adapters"]["loads"] * (
+        run.summary["adapters"]["bytes_per_gpu"] / 4
+    )
+    assert run.stretches["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+
+
 def test_the_trace_shows_what_ranks_exchange() -> None:
     run = serve(model="llama3-8b", cp=2, requests=3, input_tokens=500, output_tokens=10, window=(0.0, 30.0))
     trace = to_trace(run)
@@ -470,7 +491,6 @@ def test_experts_of_each_rank_see_its_own_tokens() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cp": 2, "lora_adapters": 2}, "cp = 2 is not known beside lora_adapters: leave one of them out"),
         ({"cp_mode": "ulysses"}, "cp_mode = ulysses: is of ranks that share tokens: give cp of at least 2"),
         ({"cp": 2, "cp_mode": "zigzag"}, "cp_mode = 'zigzag': input should be 'all_gather' or 'ulysses'"),
         ({"tp": 16, "cp": 2, "dcp": 2}, "cp = 2 with dcp = 2: both spread caches: use one of them"),

@@ -267,7 +267,7 @@ class StepPrices:
         """The low-rank adapters of a step; what drafts has none."""
         if not batch.adapters or not self.scenario.lora_adapters:
             return NOTHING
-        return self._rows("adapters", batch.adapted, target, batch.adapters)
+        return self._rows("adapters", self.programs.own_adapted(batch), target, batch.adapters)
 
     def _head(self, batch: Batch, target: int) -> Cost:
         scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0

@@ -174,8 +174,6 @@ class ServeSpec(ServerFields):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.pp_batches != "natural" and self.pp == 1:
             raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        if self.lora_adapters and (name := next((n for n in ("cp", "prefill_cp") if (getattr(self, n) or 1) > 1), "")):
-            raise ValueError(f"{name} = {getattr(self, name)} is not known beside lora_adapters: leave one of them out")
         if self.cp_mode != "all_gather" and max(self.cp, self.prefill_cp or 1) == 1:
             raise ValueError(f"cp_mode = {self.cp_mode}: is of ranks that share tokens: give cp of at least 2")
         if self.pp > 1 and self.speculation not in (None, "eagle"):

@@ -62,6 +62,13 @@ class StepPrograms:
         alone = len(batch.chunks) - len(prompts)  # attend as sequences that decode do
         return workloads.own_tokens(self.layout, decoding=batch.decoding * self.each + alone, prompts=prompts)
 
+    def own_adapted(self, batch: Batch) -> int:
+        """Those of its own tokens that ask for an adapter, as large a part as of all."""
+        if self.layout.cp == 1:
+            return batch.adapted
+        tokens = batch.decoding * self.each + batch.prompt_tokens
+        return -(-batch.adapted * self.own_tokens(batch) // tokens)
+
     def shared_tokens(self, chunks: Sequence[Chunk]) -> workloads.SharedTokens:
         """New tokens of these pieces of prompts that ranks exchange."""
         if self.layout.cache_shards == 1:
@@ -79,7 +86,7 @@ class StepPrograms:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        adapted = (batch.adapted, batch.adapters)
+        adapted = (self.own_adapted(batch), batch.adapters)
         return self._ragged(groups, batch.decoding * self.each + batch.ending, None, adapted=adapted)
 
     @cached_property

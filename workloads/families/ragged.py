@@ -61,7 +61,7 @@ def build_ragged(
         raise WorkloadError(f"{model.id}: serving is known for decoders whose every layer is alike, not for this model")
     if layout.dp > 1 or layout.sequence_parallel:
         raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp at 1")
-    check_spread(model, layout, options)
+    check_spread(model, layout)
     if tokens is None:
         tokens = tokens_of(layout, groups)
         positive("tokens", tokens)
@@ -123,13 +123,11 @@ def build_spread(
     return Program(ranks=tuple(named_ranks[id(rank)] for rank in program.ranks))
 
 
-def check_spread(model: ModelSpec, layout: Layout, options: Options) -> None:
+def check_spread(model: ModelSpec, layout: Layout) -> None:
     """Refuse what nobody runs beside caches, or sequences, that are spread over ranks."""
     named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
     if layout.cp * layout.dcp == 1:
         return
-    if options.adapters is not None and layout.cp > 1:
-        raise WorkloadError(f"lora_adapters: known with every token on every rank, not with {named}: leave one out")
     nodes = [node for block in model.blocks for node in block.nodes]
     if any(isinstance(node, Indexer) for node in nodes):
         raise WorkloadError(f"{named}: {model.id} chooses the keys that it reads: their shards are not known")
