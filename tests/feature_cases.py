@@ -116,9 +116,20 @@ def server_adapters(rng: random.Random, _: Path) -> Fields:
             {"replicas": 2},
             {"attention": "per_sequence"},
             {"model": "qwen3-30b-a3b"},
+        )
+    )
+    return _served(rng) | own | other
+
+
+def server_adapters_split(rng: random.Random, _: Path) -> Fields:
+    """Low-rank adapters on stages, on ranks that share prompts, and on experts."""
+    own = _some(rng, lora_adapters=(1, 3, 8), max_loras=(1, 2), max_lora_rank=(8, 16, 64), tp=(1, 1, 2))
+    other: Fields = rng.choice(
+        (
             {"pp": 2},
             {"cp": 2},
-            {"model": "qwen3-30b-a3b", "lora_targets": "o_proj,experts", "gpu": "h200-sxm-141gb", "max_loras": 2},
+            {"cp": 2, "cp_mode": "ulysses"},
+            {"model": "qwen3-30b-a3b", "lora_targets": "o_proj,experts", "gpu": "h200-sxm-141gb"},
         )
     )
     return _served(rng) | own | other
@@ -205,6 +216,7 @@ SERVERS: dict[str, Callable[[random.Random, Path], Fields]] = {
     for one in (
         server_pipeline,
         server_context,
+        server_adapters_split,
         server_speculation,
         server_tiers,
         server_fleet,
