@@ -48,6 +48,26 @@ def server_pipeline(rng: random.Random, _: Path) -> Fields:
     return _served(rng) | _some(rng, pp=(2, 4), tp=(1, 1, 2), pp_batches=("natural", "even"), replicas=(1, 1, 2))
 
 
+def server_context(rng: random.Random, _: Path) -> Fields:
+    """``serve --cp`` and ``--dcp``: prompts and caches that ranks share, whatever else the server does."""
+    own = _some(rng, cp=(2, 2, 4), cp_mode=("all_gather", "all_gather", "ulysses"), tp=(1, 1, 2))
+    if rng.random() < 0.3:  # ranks that would hold the same KV heads
+        own = {"model": "qwen2-1.5b", "tp": 4, "dcp": 2}
+    other: Fields = rng.choice(
+        (
+            {},
+            {},
+            {"pp": 2},
+            {"prefill_replicas": 1},
+            {"speculation": "eagle", "acceptance": (0.6,)},
+            {"attention": "per_sequence"},
+            {"launch": "eager"},
+            {"kv_blocks": 200, "preemption": rng.choice(("swap", "recompute"))},
+        )
+    )
+    return _served(rng) | own | other
+
+
 def server_speculation(rng: random.Random, _: Path) -> Fields:
     """Drafted tokens in a server."""
     return _served(rng) | _speculation(rng)
@@ -96,6 +116,20 @@ def server_adapters(rng: random.Random, _: Path) -> Fields:
             {"replicas": 2},
             {"attention": "per_sequence"},
             {"model": "qwen3-30b-a3b"},
+        )
+    )
+    return _served(rng) | own | other
+
+
+def server_adapters_split(rng: random.Random, _: Path) -> Fields:
+    """Low-rank adapters on stages, on ranks that share prompts, and on experts."""
+    own = _some(rng, lora_adapters=(1, 3, 8), max_loras=(1, 2), max_lora_rank=(8, 16, 64), tp=(1, 1, 2))
+    other: Fields = rng.choice(
+        (
+            {"pp": 2},
+            {"cp": 2},
+            {"cp": 2, "cp_mode": "ulysses"},
+            {"model": "qwen3-30b-a3b", "lora_targets": "o_proj,experts", "gpu": "h200-sxm-141gb"},
         )
     )
     return _served(rng) | own | other
@@ -181,6 +215,8 @@ SERVERS: dict[str, Callable[[random.Random, Path], Fields]] = {
     one.__name__: one
     for one in (
         server_pipeline,
+        server_context,
+        server_adapters_split,
         server_speculation,
         server_tiers,
         server_fleet,

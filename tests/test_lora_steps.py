@@ -195,3 +195,89 @@ def test_a_single_step_has_its_adapters_and_their_slots() -> None:
 def test_steps_refuse_what_nobody_runs(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         simulate(**({"model": MODEL, "batch": 2, "seq_len": 64, "phase": "decode"} | fields))
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(tp=4, ep=4, ep_mode="all_reduce")])
+def test_experts_have_a_matrix_for_each_pair_of_an_adapter_and_an_expert(layout: Layout) -> None:
+    """Qwen3-30B-A3B: 128 experts of 768, 8 for each of 32 tokens: 256 rows, of which 233 pairs with 8 adapters."""
+    adapters = Adapters(rank=16, modules=("experts",), distinct=8)
+    found = kernels(layout, adapters, model="qwen3-30b-a3b")
+    works = {k.name: k.work for k in found if isinstance(k.work, AdapterGemmWork)}
+    inner, ep = 768 // (1 if layout.ep > 1 else layout.tp), layout.ep
+    assert set(works) == {
+        "lora_shrink_gate_up_grouped", "lora_expand_gate_up_grouped", "lora_shrink_down_grouped",
+        "lora_expand_down_grouped",
+    }  # fmt: skip
+    down, up = works["lora_shrink_gate_up_grouped"], works["lora_expand_gate_up_grouped"]
+    assert (down.width, down.slices, up.width) == (2048, 2, 2 * inner)
+    down, up = works["lora_shrink_down_grouped"], works["lora_expand_down_grouped"]
+    assert (down.width, down.slices, up.width) == (inner, 1, 2048)
+    assert {(one.rows, one.distinct) for one in works.values()} == {(256 // ep, 233 // ep)}
+    assert sum(k.name == "lora_sort_rows" for k in found) == 1
+    plain = kernels(layout, None, model="qwen3-30b-a3b")
+    assert [k for k in found if "lora" not in k.name] == plain
+    one = adapter_size(load_model("qwen3-30b-a3b"), layout, range(48), adapters)
+    assert one.rank_bytes == 2 * 48 * 128 // ep * 16 * (2 * 2048 + 2 * inner + inner + 2048)
+    assert one.copies == 48 * 3 * 4
+
+
+def test_parts_of_a_step_with_adapters_on_experts_are_the_step_in_one_run() -> None:
+    for fields in ({}, {"stack": "paged-kv", "tp": 2}):
+        found = prices(model="qwen3-30b-a3b", lora_targets="o_proj,experts", gpu="h200", max_loras=4, **fields)
+        for batch in (
+            Batch(decoding=12, cached=12 * 900, adapted=12, adapters=4),
+            Batch(decoding=5, cached=5 * 2000, chunks=(Chunk(700, 700),), ending=1, adapted=705, adapters=3),
+        ):
+            whole, exact = found.whole(batch), found.exact(batch)
+            assert whole.time_s == pytest.approx(exact.time_s, rel=0.01)
+            assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
+            assert whole.time_s > 1.02 * found.whole(batch._replace(adapters=0, adapted=0)).time_s
+
+
+def test_experts_are_refused_where_there_are_none() -> None:
+    with pytest.raises(Exception, match="lora_targets: llama3-8b has no product 'experts'"):
+        kernels(Layout(), Adapters(rank=16, modules=("experts",)))
+    with pytest.raises(
+        Exception, match=r"qwen3-30b-a3b has no product 'up_proj' \(those of its routed experts are 'ex"
+    ):
+        kernels(Layout(), Adapters(rank=16, modules=("up_proj",)), model="qwen3-30b-a3b")
+
+
+def test_latent_attention_has_them_before_it_and_behind_it() -> None:
+    """DeepSeek-V3 on 8: latents of 1,536 and 512 and 64 on every rank, 16 heads of 128 and 64, outputs of 16 x 128."""
+    adapters, layout = Adapters(rank=16, distinct=4), Layout(tp=8)
+    for phase in ("prefill", "decode"):
+        programs = [
+            build_program(
+                load_model("deepseek-v3"), layout, phase=phase, batch=4, seq_len=256,
+                options=Options(stack="paged-kv", layers=1, lm_head=False, adapters=one),
+            )
+            for one in (adapters, None)
+        ]  # fmt: skip
+        found, plain = ([k for segment in one.ranks[0].phases[0].segments for k in segment.kernels] for one in programs)
+        works = {k.name.split("_", 2)[2]: k.work for k in found if isinstance(k.work, AdapterGemmWork) and k.work.up}
+        downs = {
+            k.name.split("_", 2)[2]: k.work for k in found if isinstance(k.work, AdapterGemmWork) and not k.work.up
+        }
+        assert {name: (downs[name].slices, downs[name].width, up.width) for name, up in works.items()} == {
+            "latent_down_gemm": (2, 7168, 1536 + 512 + 64), "q_up_gemm": (1, 1536, 16 * 192),
+            "o_gemm": (1, 16 * 128, 7168), "gate_up_gemm": (2, 7168, 2 * 18432 // 8),
+            "down_gemm": (1, 18432 // 8, 7168),
+        }  # fmt: skip
+        assert [k for k in found if "lora" not in k.name] == plain
+    one = adapter_size(load_model("deepseek-v3"), layout, range(1), adapters)
+    assert one.copies == 4 * 7
+    assert one.rank_bytes == 2 * 16 * sum(downs[name].slices * downs[name].width + works[name].width for name in works)
+
+
+def test_parts_of_a_step_with_adapters_on_latents_are_the_step_in_one_run() -> None:
+    found = prices(model="deepseek-v3", gpu="h200", tp=8, layers=6, max_loras=4, lora_targets="q_b_proj,o_proj,experts")
+    for batch in (
+        Batch(decoding=12, cached=12 * 900, adapted=12, adapters=4),
+        Batch(decoding=5, cached=5 * 2000, chunks=(Chunk(700, 700),), ending=1, adapted=705, adapters=3),
+    ):
+        whole, exact = found.whole(batch), found.exact(batch)
+        assert whole.time_s == pytest.approx(exact.time_s, rel=0.01)
+        assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
+    with pytest.raises(Exception, match="lora_targets: llama3-8b has no product 'q_b_proj': it has q_proj"):
+        kernels(Layout(), Adapters(rank=16, modules=("q_b_proj",)))

@@ -326,6 +326,27 @@ def test_launch_files_carry_stages(staged: list[Deployment]) -> None:
     assert part["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
 
 
+def test_copies_of_a_cache_may_be_spread_and_the_server_confirms_it() -> None:
+    """Four ranks hold two KV heads twice, and each of latents all of them."""
+    targets = {"slo_ttft_s": 0.15, "slo_tpot_s": 0.01, "modes": "aggregated"}
+    asked = Question.of(model="qwen2-1.5b", gpus=4, input_len=4000, output_len=100, **targets)
+    found = plan(asked, pool=Pool(jobs=1))
+    (one,) = (deployment for deployment in found if deployment.spec.get("dcp"))
+    assert (one.spec["tp"], one.spec["dcp"], one.group()) == (4, 2, 4) and "tp 4 dcp 2" in one.label
+    assert one.row()["dcp"] == 2 and one.degrees("prefill")["dcp"] == 1
+    assert "a cache of 2 ranks (dcp)" in " ".join(one.reasons)
+    served = serve(one.server.model_copy(update={"requests": 300, "host": "none"})).summary  # hosts are not planned
+    assert served["power_w_per_gpu"] == pytest.approx(one.power_w_per_gpu, rel=0.15)
+    assert 0.8 * one.tpot_s < served["tpot_s"]["mean"] < 1.05 * one.tpot_s and served["slo_share"] >= 0.99
+    flags = {"vllm": "--decode-context-parallel-size", "sglang": "--dcp-size"}
+    for engine, flag in flags.items():
+        command = COMMANDS[engine](one, "serve")
+        assert command[command.index(flag) + 1] == "2"
+        known = _own_parser(engine)(command) if engine_is_installed(engine) else {}
+        assert known.get("decode_context_parallel_size", known.get("dcp_size", 2)) == 2
+    assert "fewer sequences fit" in script(one, "trtllm") and "latent attention alone" in script(one, "sglang")
+
+
 def test_experts_of_unequal_degrees_are_a_way_too() -> None:
     found = plan(Question.of(model="qwen3-30b-a3b", gpus=4, input_len=512, output_len=64, modes="disaggregated"))
     unequal = [one for one in found if {"prefill_tp", "prefill_ep"} & one.spec.keys()]

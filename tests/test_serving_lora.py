@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from sim.errors import ScenarioError
-from sim.serving import serve
+from sim.serving import ServeSpec, serve
+from sim.serving.adapters import own_sizes
+from sim.serving.cost import Batch, Chunk
 from sim.serving.inflight import Limits, Sequence
 from sim.serving.kv import BlockPool
 from sim.serving.requests import Request, apart, made, with_adapters
 from sim.serving.scheduler import Scheduler
+from sim.serving.stages import stage_prices
 from tests.test_lora_steps import COPIES, MODEL
 
 ONE_GB = 0.083886080  # rank 16 on all products of Llama 3 8B
@@ -196,7 +199,6 @@ def test_figures_say_that_nobody_measured_it() -> None:
         ({"lora_adapters": 2, "max_lora_rank": 20}, "max_lora_rank = 20: vLLM has slots of 1, 8, 16.*: give 32"),
         ({"lora_adapters": 2, "lora_targets": "q_proj,mlp"}, "lora_targets.1 = 'mlp'"),
         ({"lora_adapters": 2, "lora_popularity": "zipf"}, "lora_popularity = 'zipf': give uniform, or zipf:S"),
-        ({"lora_adapters": 2, "pp": 2}, "pp = 2 is not known beside lora_adapters"),
         ({"lora_adapters": 2, "sm_partition": "prefill=64,decode=68"}, "lora_adapters = 2 is not known beside sm_part"),
         ({"lora_adapters": 2, "model": "nemotron-h-8b"}, "lora_adapters: known for decoders of queries"),
         ({"lora_adapters": 2, "model": "qwen3-30b-a3b", "lora_targets": "gate_proj"}, "no product 'gate_proj'"),
@@ -226,3 +228,50 @@ def test_kernels_of_adapters_do_not_lend_a_step_its_status() -> None:
 def test_slots_that_fit_nowhere_name_what_to_lower() -> None:
     with pytest.raises(ScenarioError, match="or lower max_loras, max_lora_rank or max_num_batched_tokens"):
         serve(model=MODEL, requests=1, lora_adapters=3, max_loras=4096, max_lora_rank=512)
+
+
+# -- stages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_stages_together_hold_and_compute_what_one_group_does(tp: int) -> None:
+    specs = [ServeSpec.of(model=MODEL, tp=tp, pp=pp, lora_adapters=4, max_loras=4) for pp in (1, 3)]
+    one, many = (own_sizes(spec.group()) for spec in specs)
+    assert sum(size.rank_bytes for size in many) == pytest.approx(one[0].rank_bytes)
+    assert sum(size.copies for size in many) == one[0].copies
+    batch = Batch(decoding=40, cached=40 * 700, chunks=(Chunk(tokens=300, context=500),), adapted=310, adapters=3)
+    (whole,), parts = ([prices.whole(batch) for prices in stage_prices(spec, spec.group())] for spec in specs)
+    assert sum(part.time_s for part in parts) == pytest.approx(whole.time_s, rel=1e-9)
+    assert sum(part.energy_j for part in parts) == pytest.approx(whole.energy_j, rel=1e-9)
+    bare = [prices.whole(batch._replace(adapters=0)) for prices in stage_prices(specs[1], specs[1].group())]
+    assert all(part.time_s > without.time_s for part, without in zip(parts, bare, strict=True))
+
+
+def test_each_stage_brings_its_layers_part_before_its_step() -> None:
+    one = {"model": MODEL, "input_tokens": 100, "output_tokens": 4, "concurrency": 1, "host": "none", "pp": 2}
+    run = serve(**one, requests=30, lora_adapters=6, max_loras=6, seed=3)
+    found, asked = run.summary["adapters"], run.requests["adapter"].tolist()
+    assert found["loads"] == found["asked_for"] == len(set(asked)) == 6
+    assert found["load_bytes"] == pytest.approx(6 * ONE_GB * 1e9)
+    each_s = max(ONE_GB * 1e9 / LINK, COPIES * ISSUE_S)
+    assert found["load_s"] == pytest.approx(6 * each_s, rel=1e-9)  # half of it on either stage
+    first = [asked.index(adapter) for adapter in set(asked)]
+    waited, others = (
+        [ttft for number, ttft in enumerate(run.requests["ttft_s"]) if (number in first) == loaded]
+        for loaded in (True, False)
+    )
+    assert min(waited) - max(others) == pytest.approx(each_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("slots", "pp"), [(1, 2), (2, 2), (3, 4)])
+def test_batches_in_flight_ask_for_no_more_than_there_are_slots(slots: int, pp: int) -> None:
+    """One that did would find no slot to give up; everything is served, and its joules are accounted for."""
+    load = LOAD | {"rate_per_s": 60.0, "length_spread": 0.8, "max_num_batched_tokens": 512}
+    run = serve(**load, pp=pp, lora_adapters=9, max_loras=slots, window=(0.0, 100.0))
+    assert max(step.batch.adapters for step in run.log.run_steps) <= slots
+    assert bool(run.requests["done_s"].notna().all())
+    shares = run.requests["prefill_j"].sum() + run.requests["decode_j"].sum()
+    assert shares + run.energy_j_by_part["idle"] == pytest.approx(run.energy_j, rel=1e-9)
+    assert run.stretches["energy_j"].sum() == pytest.approx(run.energy_j, rel=1e-9)
+    fuller = serve(**load, pp=pp, lora_adapters=9, max_loras=9)
+    assert fuller.requests["queue_s"].mean() < run.requests["queue_s"].mean()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import workloads
-from sim.cli import main
 from sim.errors import ScenarioError
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import machine_of
@@ -332,15 +331,6 @@ def test_stages_that_check_drafts_lose_nothing_where_memory_runs_out(preemption:
 def test_what_stages_do_not_do_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises((ScenarioError, workloads.WorkloadError), match=message):
         serve(**PLAIN | {"pp": 2, "requests": 1} | change)
-
-
-def test_context_parallelism_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("--cp", "--context-parallel-size", "--decode-context-parallel-size"):
-        with pytest.raises(SystemExit) as stop:
-            main(["serve", "llama3-8b", name, "2"])
-        assert stop.value.code == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"wattline: unknown option '{name}'") and "--tp or --pp" in said
 
 
 def test_needs_of_stages_are_the_whole() -> None:

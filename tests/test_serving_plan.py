@@ -72,3 +72,13 @@ def test_a_comparison_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["serve", "--model", "llama3-8b", "--compare", "power_cap_w"])
     assert "'power_cap_w' is neither KEY=VALUE nor a policy" in capsys.readouterr().err
+
+
+def test_replicas_that_are_split_otherwise_too_are_counted_whole() -> None:
+    """Stages and ranks that share prompts are GPUs as well."""
+    splits: tuple[dict[str, int], ...] = ({"pp": 2}, {"cp": 2})
+    for split in splits:
+        found = capacity(ServeSpec.of(**LOAD, slo_ttft_s=5.0, sm_clock_mhz=1380, **split), max_gpus=4)
+        assert {server.summary["gpus"] for server in found.servers} <= {2, 4} and found.fewest.summary["gpus"] == 2
+    with pytest.raises(SimError, match="a replica takes more than max_gpus = 1"):
+        capacity(ServeSpec.of(**LOAD, slo_ttft_s=5.0, cp=2), max_gpus=1)

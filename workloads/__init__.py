@@ -6,7 +6,8 @@ from workloads.errors import WorkloadError
 from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
-from workloads.families.ragged import Group, build_ragged
+from workloads.families.ragged import build_ragged, build_spread
+from workloads.families.ragged_groups import Group, SharedTokens, own_tokens, tokens_of
 from workloads.families.speculation import (
     Drafter,
     Speculation,
@@ -22,7 +23,7 @@ from workloads.families.transformer import Generation, build_generate, build_pro
 from workloads.kernel_names import AllReduce, EpKernels
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
-from workloads.parallel import Layout, check_layout
+from workloads.parallel import Layout, cache_copies, check_layout, check_served
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
 from workloads.positions import beyond, check_reach
@@ -45,6 +46,7 @@ __all__ = [
     "Options",
     "Program",
     "Routing",
+    "SharedTokens",
     "Speculation",
     "WorkloadError",
     "Zipf",
@@ -55,12 +57,15 @@ __all__ = [
     "build_ragged",
     "build_speculative",
     "build_speculative_generate",
+    "build_spread",
     "build_training",
     "busiest_spread",
+    "cache_copies",
     "check_draft",
     "check_layout",
     "check_options",
     "check_reach",
+    "check_served",
     "choice_of",
     "expert_loads",
     "list_models",
@@ -68,10 +73,12 @@ __all__ = [
     "load_stack",
     "memory_need",
     "own_layer",
+    "own_tokens",
     "params",
     "parse_popularity",
     "stage_bytes",
     "stage_needs",
     "tokens_a_step",
+    "tokens_of",
     "training_need",
 ]

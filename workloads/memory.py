@@ -104,7 +104,6 @@ def _stage_need(one: Same[ModelSpec], layout: Layout, stage: int, held: MemoryLo
         weights += params(model.encoder) / layout.tp * precision.widest.bits / 8
     sequences = held.batch / layout.dp
     kv_heads = max(1, model.kv_heads // layout.tp)  # copied where there are more ranks than heads
-    ulysses = layout.cp_mode == "ulysses"
     kept = sum(tokens * _cached(one, layout) for one, tokens in model.caching(mine, context))
     kv = 1.0 * sequences * kept * precision.kv.bytes
     kv += sequences * model.crossing(mine) * source * _cached(model, layout) * precision.kv.bytes
@@ -118,7 +117,11 @@ def _stage_need(one: Same[ModelSpec], layout: Layout, stage: int, held: MemoryLo
     if layout.pp > 1:  # inputs and outputs of micro-batches: all of them, or the one at hand
         buffers = layout.micro_batches if layout.pp_schedule == "gpipe" else 1
         waiting = buffers * ((stage > 0) + (stage < layout.pp - 1))
-    if not ulysses:  # two blocks of keys and values, and the 32-bit sum of outputs
+    if layout.spreads or layout.cp_mode == "all_gather":  # all ranks' queries and partial outputs, and of cp new keys
+        if layout.spreads and not model.latent:
+            ranks, new_keys = max(layout.cp, layout.dcp), 2 * kv_heads * layout.cp * (layout.cp > 1)
+            qkv += model.head_dim * (new_keys + 2 * model.q_heads / layout.tp * ranks)
+    elif layout.cp_mode != "ulysses":  # two blocks of keys and values, and the 32-bit sum of outputs
         qkv += model.head_dim * (4 * kv_heads + 2 * model.q_heads / layout.tp)
     activations = tokens * ((3.0 + waiting) * model.d_model + qkv + wide) * DType.BF16.bytes
     return MemoryNeed(weight_bytes=weights, kv_bytes=kv, activation_bytes=activations)
@@ -127,11 +130,9 @@ def _stage_need(one: Same[ModelSpec], layout: Layout, stage: int, held: MemoryLo
 def _cached(model: ModelSpec, layout: Layout) -> float:
     """Elements that a rank caches of a token in a layer."""
     if model.latent:
-        return model.latent.cached_dim
-    heads = max(1, model.kv_heads // layout.tp) / layout.cp
-    if layout.cp_mode == "ulysses":
-        heads = max(1, model.kv_heads // (layout.tp * layout.cp))
-    return heads * model.key_and_value
+        return model.latent.cached_dim / layout.cache_shards
+    by_heads = layout.cp if layout.cp_mode == "ulysses" else 1
+    return max(1, model.kv_heads // (layout.tp * by_heads)) / layout.cache_shards * model.key_and_value
 
 
 def _index_keys(model: ModelSpec, layers: range, context: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workloads.errors import WorkloadError
@@ -10,7 +10,7 @@ from workloads.kernel_names import EpKernels
 from workloads.model import ModelSpec
 from workloads.work import DType
 
-CpMode = Literal["ulysses", "ring", "striped", "zigzag"]
+CpMode = Literal["ulysses", "ring", "striped", "zigzag", "all_gather"]
 Schedule = Literal["gpipe", "1f1b"]
 
 
@@ -21,7 +21,8 @@ class Layout:
     ``tp`` and ``ep`` name one group: its ranks split a layer's tensors, its experts, or both (``ep_mode`` as in
     the measurement records). ``micro_batches`` of a replica's batch travel through ``pp`` stages.
     ``ep_kernels`` dispatch tokens to experts and combine what these return, in place of an all-to-all and the kernels
-    around it; ``dispatch_dtype`` is the type that they send tokens in (None: as experts read them).
+    around it; ``dispatch_dtype`` is the type that they send tokens in (None: as experts read them). ``dcp`` ranks of a
+    tensor group that would hold the same key/value heads share out the tokens of a server's caches.
 
     >>> Layout(tp=2, cp=2, pp=2, dp=2).world
     16
@@ -33,6 +34,7 @@ class Layout:
     sequence_parallel: bool = False
     cp: int = 1
     cp_mode: CpMode = "ulysses"
+    dcp: int = 1
     pp: int = 1
     dp: int = 1
     micro_batches: int = 1
@@ -75,6 +77,25 @@ class Layout:
         """The context-parallel group of rank 0."""
         return tuple(range(0, self.stage_ranks, self.group))
 
+    @property
+    def shard_ranks(self) -> tuple[int, ...]:
+        """The ranks of rank 0's tensor group that share out the tokens of its caches."""
+        return tuple(range(self.dcp))
+
+    @property
+    def cache_shards(self) -> int:
+        """Ranks over which the cached tokens of a sequence are spread.
+
+        >>> [Layout(cp=2, cp_mode=mode).cache_shards for mode in ("ulysses", "all_gather")]
+        [1, 2]
+        """
+        return self.dcp * (1 if self.cp_mode == "ulysses" else self.cp)
+
+    @property
+    def spreads(self) -> bool:
+        """True where decoding reads a cache whose tokens lie on several ranks."""
+        return self.dcp > 1 or (self.cp > 1 and self.cp_mode == "all_gather")
+
     def stage_layers(self, layers: int, stage: int) -> range:
         """The layers of ``stage``; what does not divide evenly goes to the last stages.
 
@@ -96,7 +117,7 @@ def check_layout(
     expert_copies: int | None = None,
 ) -> None:
     """Refuse a split that the sizes do not allow; says which degree would. ``new_tokens`` is per sequence."""
-    for name in ("tp", "ep", "cp", "pp", "dp", "micro_batches"):
+    for name in ("tp", "ep", "cp", "dcp", "pp", "dp", "micro_batches"):
         if getattr(layout, name) < 1:
             raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
     _check_experts(model, layout, expert_copies)
@@ -110,6 +131,9 @@ def check_layout(
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} read the keys of earlier ones: use tp")
     if layout.pp > 1 and any(block.tied for block in model.blocks):
         raise WorkloadError(f"pp = {layout.pp}: layers of {model.id} have weights of earlier ones: use tp")
+    if layout.spreads:
+        named = f"dcp = {layout.dcp}" if layout.dcp > 1 else "cp_mode = 'all_gather'"
+        raise WorkloadError(f"{named}: is of a single step, or a server's: leave it out, or use cp_mode = 'ulysses'")
     if layout.cp > 1:
         for one in map(model.of, model.blocks):
             _check_context(one, layout, batch=batch, new_tokens=new_tokens)
@@ -184,7 +208,7 @@ def _check_batch(layout: Layout, batch: int) -> None:
 
 def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: int) -> None:
     """Ulysses splits rows outside attention and heads inside it, a ring rows alone."""
-    cp, heads = layout.cp, model.q_heads // layout.tp
+    cp = layout.cp
     if model.state_space:
         raise WorkloadError(f"cp = {cp}: states of {model.id} pass from token to token: use cp = 1")
     if layout.sequence_parallel:
@@ -196,6 +220,20 @@ def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: 
             )
         _check_ring(layout, new_tokens=new_tokens)
         return
+    _check_heads(model, layout)
+    if new_tokens > 1 and new_tokens % cp:
+        raise WorkloadError(f"cp = {cp} does not divide the {new_tokens} tokens of a sequence: use a multiple of {cp}")
+    sequences = batch // (layout.dp * layout.micro_batches)
+    if new_tokens == 1 and sequences % cp:
+        raise WorkloadError(
+            f"cp = {cp} does not divide the {sequences} sequences that a decode step runs at once: "
+            f"use {_divisors(sequences)}"
+        )
+
+
+def _check_heads(model: ModelSpec, layout: Layout) -> None:
+    """Heads that ranks of a context group take in exchange for tokens."""
+    cp, heads = layout.cp, model.q_heads // layout.tp
     if heads % cp:
         raise WorkloadError(
             f"cp = {cp} does not divide the {heads} query heads of a rank of {model.id}: use {_divisors(heads)}"
@@ -205,13 +243,48 @@ def _check_context(model: ModelSpec, layout: Layout, *, batch: int, new_tokens: 
         raise WorkloadError(
             f"cp = {cp} neither divides nor is a multiple of the {kv_heads} key/value heads of a rank of {model.id}"
         )
-    if new_tokens > 1 and new_tokens % cp:
-        raise WorkloadError(f"cp = {cp} does not divide the {new_tokens} tokens of a sequence: use a multiple of {cp}")
-    sequences = batch // (layout.dp * layout.micro_batches)
-    if new_tokens == 1 and sequences % cp:
+
+
+def check_served(
+    model: ModelSpec, layout: Layout, *, layers: int | None = None, expert_copies: int | None = None
+) -> None:
+    """:func:`check_layout` of a server's replica, whose steps are as large as they come; its caches may be spread."""
+    for name in ("cp", "dcp"):
+        if getattr(layout, name) < 1:
+            raise WorkloadError(f"{name} = {getattr(layout, name)}: give a positive whole number")
+    alone = replace(layout, cp=1, dcp=1, dp=1, micro_batches=1)
+    check_layout(model, alone, batch=1, new_tokens=1, layers=layers, expert_copies=expert_copies)
+    if layout.cp > 1 and layout.cp_mode not in ("ulysses", "all_gather"):
         raise WorkloadError(
-            f"cp = {cp} does not divide the {sequences} sequences that a decode step runs at once: "
-            f"use {_divisors(sequences)}"
+            f"cp_mode = '{layout.cp_mode}': rounds of a ring are known for a prompt by itself, not for a server's "
+            "steps: use cp_mode = 'all_gather' or 'ulysses'"
+        )
+    if layout.cp > 1 and layout.dcp > 1:
+        raise WorkloadError(f"cp = {layout.cp} with dcp = {layout.dcp}: both spread caches: use one of them")
+    for one in map(model.of, model.blocks):
+        if layout.cp > 1 and layout.cp_mode == "ulysses":
+            _check_heads(one, layout)
+        if layout.dcp > 1:
+            _check_shards(one, layout)
+    if layout.cp > 1 and layout.cp_mode == "ulysses" and model.latent:
+        raise WorkloadError(
+            f"cp_mode = 'ulysses': the latents of {model.id} have no heads to exchange: use cp_mode = 'all_gather'"
+        )
+
+
+def cache_copies(model: ModelSpec, tp: int) -> int:
+    """Ranks of a tensor group that hold the same keys and values, or latents."""
+    return tp if model.latent else max(1, tp // model.kv_heads)
+
+
+def _check_shards(model: ModelSpec, layout: Layout) -> None:
+    """``dcp`` ranks share out what they would all hold: as vLLM's check of GQA models has it."""
+    copies = cache_copies(model, layout.tp)
+    if copies % layout.dcp:
+        heads = "the latents" if model.latent else f"each of the {model.kv_heads} key/value heads"
+        raise WorkloadError(
+            f"dcp = {layout.dcp}: with tp = {layout.tp}, {copies} {'ranks hold' if copies > 1 else 'rank holds'} "
+            f"{heads} of {model.id}: use {_divisors(copies)}, or a larger tp"
         )
 
 

@@ -47,6 +47,8 @@ def groups_of(layout: Layout, rank: int) -> Mapping[Ranks, Ranks]:
         layout.tensor_ranks: tuple(rank - place.member % layout.tp + m for m in layout.tensor_ranks),
         layout.context_ranks: tuple(stage + place.member + c for c in layout.context_ranks),
     }
+    if layout.dcp > 1:
+        groups[layout.shard_ranks] = tuple(rank - place.member % layout.dcp + m for m in layout.shard_ranks)
     inside = rank - stage
     for pair in stage_pairs(layout):
         groups[pair] = (replica + pair[0] + inside, replica + pair[1] + inside)

@@ -19,8 +19,9 @@ PANELS = {
     ),
     "Machine": ("gpu", "profile", "node", "network", "placement", "ecmp_seed"),
     "Layout over GPUs": (
-        "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype", "sequence_parallel", "cp", "cp_mode", "ulysses", "pp",
-        "micro_batches", "pp_schedule", "dp", "replicas", "prefill_replicas", "prefill_tp", "prefill_ep", "all_reduce",
+        "tp", "ep", "ep_mode", "ep_kernels", "dispatch_dtype", "sequence_parallel", "cp", "cp_mode", "dcp", "ulysses",
+        "pp", "pp_batches", "micro_batches", "pp_schedule", "dp", "replicas", "prefill_replicas", "prefill_tp",
+        "prefill_ep", "prefill_cp", "all_reduce",
     ),
     "Communication beside compute": (
         "overlap", "overlap_chunks", "overlap_ops", "comm_ctas", "comm_sms", "sm_margin", "sm_partitions",
@@ -75,6 +76,8 @@ OWN_PANELS = {
 OTHER_NAMES = {
     "tensor_parallel_size": ("tp",), "tensor_parallel": ("tp",), "tp_size": ("tp",), "num_gpus": ("gpus", "tp"),
     "gpus": ("tp", "cp"), "n_gpus": ("gpus", "tp"), "world_size": ("tp",), "pipeline_parallel_size": ("pp",),
+    "context_parallel_size": ("cp",), "prefill_context_parallel_size": ("cp",), "pcp_size": ("cp",),
+    "decode_context_parallel_size": ("dcp",), "dcp_size": ("dcp",),
     "data_parallel_size": ("dp", "replicas"), "dp": ("replicas",), "disaggregated": ("prefill_replicas",),
     "expert_parallel_size": ("ep",), "batch_size": ("batch",),
     "bs": ("batch",), "context": ("seq_len",), "context_len": ("seq_len",), "seqlen": ("seq_len",),
@@ -92,20 +95,8 @@ OTHER_NAMES = {
 
 
 # Options that a command lacks for a reason.
-_NO_CONTEXT = "a served replica does not split contexts over GPUs: give --tp or --pp"
 LACKING = {
-    **{
-        ("serve", name): _NO_CONTEXT
-        for name in (
-            "cp",
-            "cp_mode",
-            "context_parallel_size",
-            "prefill_context_parallel_size",
-            "decode_context_parallel_size",
-            "dcp_size",
-            "ulysses",
-        )
-    },
+    ("serve", "ulysses"): "give --cp 2 --cp-mode ulysses",
     ("plan", "pp"): "a plan tries every way to cut the GPUs: give --gpus alone",
     ("ui", "host"): "the page answers 127.0.0.1 only: from another machine, ssh -L 8061:127.0.0.1:8061",
     ("plan", "tp"): "a plan tries every way to cut the GPUs: give --gpus alone",

@@ -67,7 +67,6 @@ class _DegreeSearch:
 
     def run(self) -> tuple[int, list[Server], str]:
         """Halve in on the replicas, then lower the clock, at that number of replicas and one more."""
-        most = self.max_gpus // self.tp
         tried: dict[int, Server] = {}
         traffic = self.spec.traffic()
 
@@ -77,6 +76,9 @@ class _DegreeSearch:
             return tried[replicas]
 
         try:
+            most = self._most_replicas()
+            if not most:
+                return self.tp, [], f"tp = {self.tp}: a replica takes more than max_gpus = {self.max_gpus}"
             share = at_top(most).share
         except (SimError, WorkloadError) as error:  # does not fit, or does not divide
             return self.tp, [], str(error)
@@ -96,6 +98,14 @@ class _DegreeSearch:
                     break
                 good.append(server)
         return self.tp, good, ""
+
+    def _most_replicas(self) -> int:
+        """As many as fit beside those for prompts, whatever else a replica is split over."""
+        given = self.spec.model_dump(exclude_unset=True) | {"tp": self.tp}
+        few = self.spec.min_replicas
+        gpus, more = (ServeSpec.of(**given | {"replicas": replicas}).gpus for replicas in (few, few + 1))
+        each = more - gpus
+        return max(0, self.max_gpus - (gpus - few * each)) // each
 
 
 def _search(tasks: Sequence[_DegreeSearch]) -> list[tuple[int, list[Server], str]]:

@@ -90,7 +90,9 @@ def expert_balance(scenario: Scenario) -> dict[str, float] | None:
         return {"busiest_over_mean": max(rows) * len(rows) / max(sum(rows), 1)}
     layout = layout_of(scenario)
     tokens = scenario.batch * (1 if scenario.phase == "decode" else scenario.seq_len)
-    tokens //= layout.dp * layout.micro_batches * layout.cp
+    tokens //= layout.dp * layout.micro_batches
+    if not (layout.spreads and scenario.phase == "decode"):  # else every rank has all sequences
+        tokens //= layout.cp
     tokens //= 2 if scenario.overlap == "two_batch" else 1
     tokens *= layout.own_batches
     choice, routing = workloads.choice_of(model), routing_of(scenario)

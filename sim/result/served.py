@@ -125,6 +125,8 @@ def standing_served(
         (not precision.uniform, precision.words()),
         (group.lora_adapters > 0, "adapters"),
         (images, "images"),
+        (group.cp > 1, f"a cache of {group.cp} ranks ({group.cp_mode})"),
+        (group.dcp > 1, f"a cache of {group.dcp} ranks (dcp)"),
     )
     unlike = tuple(f"no step with {what} was measured" for there, what in others if there)
     laws = standing_of_laws(target, unmeasured=unlike)

@@ -34,7 +34,7 @@ HELD = frozenset(
     {
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "output_len", "layers", "lm_head", "dtype",
         "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
-        "cp", "cp_mode", "ulysses", "pp", "micro_batches", "dp",
+        "cp", "cp_mode", "dcp", "ulysses", "pp", "micro_batches", "dp",
         "expert_skew", "routing", "routing_seed", "tokens_per_ep_rank", "overlap_chunks", "overlap_ops", "comm_ctas",
         "launch",
         "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "detail",

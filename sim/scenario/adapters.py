@@ -11,14 +11,15 @@ from sim.scenario.field_table import comma_separated
 from workloads.families.adapters import Adapters
 
 Module = Literal[
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"
-]
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "q_a_proj",
+    "kv_a_proj_with_mqa", "q_b_proj", "experts",
+]  # fmt: skip
 # Ranks that vLLM has slots of: an adapter of another rank takes the next wider one.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 LORA_RANK = f"rank of the adapters' slots and kernels, as wide as the widest of them: {', '.join(map(str, RANKS))}"
 LORA_TARGETS = (
-    "products that have adapters, comma-separated: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj "
-    "[default: all of them that the model has]"
+    "products that have adapters, comma-separated: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; of "
+    "latent attention q_a_proj, kv_a_proj_with_mqa, q_b_proj; experts [default: all that the model has, but experts]"
 )
 LORA_FIELDS = ("lora_adapters", "max_lora_rank", "lora_targets")
 

@@ -41,7 +41,8 @@ class ScenarioFields(TypedDict, total=False):
     dispatch_dtype: str | None
     sequence_parallel: bool
     cp: int
-    cp_mode: Literal["ulysses", "ring", "striped", "zigzag"]
+    cp_mode: Literal["ulysses", "ring", "striped", "zigzag", "all_gather"]
+    dcp: int
     ulysses: int | None
     pp: int
     micro_batches: int | None

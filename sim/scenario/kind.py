@@ -86,6 +86,8 @@ def layout_words(scenario: Scenario) -> str:
         parts.append(f"ep {layout.ep} {layout.ep_mode}")
     if layout.cp > 1:
         parts.append(f"cp {layout.cp} {scenario.cp_mode}")
+    if layout.dcp > 1:
+        parts.append(f"dcp {layout.dcp}")
     if layout.sequence_parallel:
         parts.append("sequence parallel")
     if scenario.speculation is not None:

@@ -19,6 +19,7 @@ def layout_of(scenario: Scenario) -> workloads.Layout:
         sequence_parallel=scenario.sequence_parallel,
         cp=scenario.cp,
         cp_mode=scenario.cp_mode,
+        dcp=scenario.dcp,
         pp=scenario.pp,
         dp=scenario.dp * (2 if scenario.guidance == "parallel" else 1),
         micro_batches=scenario.micro_batches or _micro_batches(scenario),

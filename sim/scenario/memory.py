@@ -129,6 +129,9 @@ def check_layout(resolved: Resolved) -> None:
     """Raise where the model cannot be split as the scenario asks."""
     scenario, model = resolved.scenario, resolved.language_model
     new_tokens = 1 if scenario.phase == "decode" else scenario.seq_len
+    if resolved.layout.spreads:
+        workloads.check_served(model, resolved.layout, layers=scenario.layers, expert_copies=scenario.expert_replicas)
+        return
     workloads.check_layout(
         model,
         resolved.layout,

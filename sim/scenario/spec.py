@@ -118,9 +118,11 @@ class Scenario(FieldTable):
         False, description="norms on a slice of the tokens: all-reduces become reduce-scatters and all-gathers"
     )
     cp: Degree = Field(1, description="context-parallel degree: ranks that share the tokens of a sequence")
-    cp_mode: Literal["ulysses", "ring", "striped", "zigzag"] = Field(
-        "ulysses", description="how attention meets tokens on other ranks: by an all-to-all, or round a ring"
+    cp_mode: Literal["ulysses", "ring", "striped", "zigzag", "all_gather"] = Field(
+        "ulysses",
+        description="how attention meets tokens on other ranks: by an all-to-all, round a ring, or keys gathered",
     )
+    dcp: Degree = Field(1, description="ranks of a tensor group that share out the tokens of the cache")
     ulysses: Degree | None = Field(
         None, description="degree of the Ulysses all-to-all: cp, or in phase denoise a divisor of it beside a ring"
     )
@@ -260,7 +262,11 @@ class Scenario(FieldTable):
             raise ValueError(f"ep = {self.ep} with tp = {self.tp}: tp must be 1 or equal to ep in ep_mode 'all_reduce'")
         if self.ulysses not in (None, 1) and self.cp_mode != "ulysses":
             raise ValueError(f"ulysses = {self.ulysses} contradicts cp_mode = '{self.cp_mode}': give one of them")
-        if self.cp_mode != "ulysses" and self.phase not in ("prefill", "train"):
+        if self.phase not in ("prefill", "decode"):
+            for name, there in (("cp_mode = 'all_gather'", self.cp_mode == "all_gather"), ("dcp", self.dcp > 1)):
+                if there:
+                    raise ValueError(f"{name} is for phase 'prefill' or 'decode' (or a server), not '{self.phase}'")
+        if self.cp_mode not in ("ulysses", "all_gather") and self.phase not in ("prefill", "train"):
             raise ValueError(f"cp_mode = '{self.cp_mode}' is for phase 'prefill' or 'train', not '{self.phase}'")
         if self.ulysses not in (None, self.cp):
             raise ValueError(f"ulysses = {self.ulysses} with cp = {self.cp}: give cp = {self.ulysses}, or leave it out")
@@ -281,7 +287,7 @@ VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
     "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "ep_kernels",
-    "dispatch_dtype",
+    "dispatch_dtype", "dcp",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
     "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, *TRAINING_FIELDS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
@@ -29,7 +29,8 @@ from workloads.families.adapters import AdapterSize, adapter_size
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class AdapterSlots:
-    """The ``slots`` of one replica. An adapter takes ``own_bytes`` over the ``port``, and the host ``issue_s``.
+    """The ``slots`` of one replica, or of a ``stage`` of it, whose layers' part of each adapter they hold. An adapter
+    takes ``own_bytes`` over the ``port``, and the host ``issue_s``.
 
     >>> env = simpy.Environment()
     >>> link = Port(name="host to replica 0", tier="host", bytes_per_s=2e9)
@@ -47,6 +48,7 @@ class AdapterSlots:
     slots: int
     own_bytes: float
     issue_s: float
+    stage: int = 0
     held: OrderedDict[int, None] = field(default_factory=OrderedDict)  # the longest unused first
     loads: int = 0
     load_s: float = 0.0  # in which steps waited
@@ -76,28 +78,36 @@ class AdapterSlots:
         self.load_s += self.env.now - begin_s
 
 
-def own_size(group: Scenario) -> AdapterSize:
-    """One adapter on a rank of ``group``."""
-    model, adapters = workloads.load_model(group.model), adapters_in(group)
+def own_sizes(group: Scenario) -> list[AdapterSize]:
+    """One adapter on a rank of each stage of ``group``."""
+    model, adapters, layout = workloads.load_model(group.model), adapters_in(group), layout_of(group)
     assert adapters is not None
-    return adapter_size(model, layout_of(group), range(group.layers or model.layers), adapters)
+    layers = group.layers or model.layers
+    return [adapter_size(model, layout, layout.stage_layers(layers, stage), adapters) for stage in range(layout.pp)]
 
 
 def adapter_slots(
     group: Scenario, machine: Machine, number: int, count: int, network: Network, env: simpy.Environment
-) -> AdapterSlots:
-    """Those of replica ``number`` of a server with ``count`` adapters, whose host link others may share."""
-    one, node = own_size(group), machine.cluster.node
-    held = count * one.rank_bytes * group.tp
+) -> list[AdapterSlots]:
+    """Those of each stage of replica ``number`` of a server with ``count`` adapters; of one stage, others may share its
+    host link."""
+    sizes, node = own_sizes(group), machine.cluster.node
+    held = count * sum(one.rank_bytes for one in sizes) * group.tp
     if node.host_memory_bytes and held > node.host_memory_bytes:
         raise ScenarioError(
             f"lora_adapters = {count}: are {held / 1e9:,.0f} GB, a node's host has {node.host_memory_bytes / 1e9:,.0f}"
         )
-    return AdapterSlots(
-        env=env,
-        network=network,
-        port=host_ports(machine, number, group.world)[0],
-        slots=group.lora_adapters,
-        own_bytes=one.rank_bytes * group.world,
-        issue_s=one.copies * machine.profile.launch.host_issue_s,
-    )
+    gpus = group.world // group.pp
+    into = host_ports(machine, number, gpus)[0]
+    return [
+        AdapterSlots(
+            env=env,
+            network=network,
+            port=into if group.pp == 1 else replace(into, name=f"{into.name}, stage {stage}"),
+            slots=group.lora_adapters,
+            own_bytes=one.rank_bytes * gpus,
+            issue_s=one.copies * machine.profile.launch.host_issue_s,
+            stage=stage,
+        )
+        for stage, one in enumerate(sizes)
+    ]

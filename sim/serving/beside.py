@@ -20,7 +20,7 @@ from sim.scenario.partition import Partitions, partitioned
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
 from sim.shortcuts.pieces import Piece, Played
-from workloads.families.ragged import Group
+from workloads.families.ragged_groups import Group
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment, in_turn
 
 PHASES = ("prefill", "decode")

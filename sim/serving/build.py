@@ -38,18 +38,23 @@ from sim.serving.stages import ReplicaStage, handoffs, stage_prices
 from workloads.families.engine import engine_of
 
 
-def check_room(spec: ServeSpec, traffic: Sequence[Request], blocks: int) -> None:
-    """Raise where a request's cache exceeds ``blocks``, or pieces of prompts are no whole blocks."""
+def check_room(spec: ServeSpec, group: Scenario, traffic: Sequence[Request], blocks: int) -> None:
+    """Raise where a request's cache exceeds ``blocks`` of a replica, or pieces of prompts are no whole blocks."""
+    own_tokens = spec.own_block_tokens(group)
     check_reach(spec, traffic)
     longest = max(traffic, key=lambda r: r.input_tokens + r.output_tokens)
-    if longest.input_tokens + longest.output_tokens > blocks * spec.block_tokens:
+    if longest.input_tokens + longest.output_tokens > blocks * own_tokens:
         raise ScenarioError(
             f"request {longest.number} needs {longest.input_tokens} + {longest.output_tokens} tokens of KV cache, "
-            f"a replica holds {blocks * spec.block_tokens}: raise tp or memory_share, or lower length_scale"
+            f"a replica holds {blocks * own_tokens}: raise tp or memory_share, or lower length_scale"
         )
-    pieced = next((r.block_tokens for r in traffic if r.prefix), spec.block_tokens)
-    if pieced % spec.block_tokens:
-        raise ScenarioError(f"block_tokens = {spec.block_tokens}: must divide the trace's blocks of {pieced} tokens")
+    pieced = next((r.block_tokens for r in traffic if r.prefix), own_tokens)
+    if pieced % own_tokens:
+        ranks = own_tokens // spec.block_tokens
+        spread = f" on each of {ranks} ranks" if ranks > 1 else ""
+        raise ScenarioError(
+            f"block_tokens = {spec.block_tokens}{spread}: must divide the trace's blocks of {pieced} tokens"
+        )
 
 
 def check_reach(spec: ServeSpec, traffic: Sequence[Request]) -> None:
@@ -89,12 +94,10 @@ def replicas_of(
     """The replicas of ``spec`` that serve whole requests (or go on with prompts), or with ``prefill`` prompts alone."""
     group = spec.group(prefill=prefill)
     copies = routing_of(group).replicas
-    workloads.check_layout(
-        workloads.load_model(spec.model), layout_of(group), batch=1, new_tokens=1, expert_copies=copies
-    )
+    workloads.check_served(workloads.load_model(spec.model), layout_of(group), expert_copies=copies)
     target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
-    check_room(spec, traffic, blocks)
+    check_room(spec, group, traffic, blocks)
     # Replicas are equal: they share what is known.
     prices = stage_prices(spec, group)
     limits = Limits(
@@ -113,7 +116,7 @@ def replicas_of(
     made: list[Replica] = []
     for place in range(spec.prefill_replicas if prefill else spec.replicas):
         number = place if prefill else spec.prefill_replicas + place
-        scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.block_tokens))
+        scheduler = _scheduler(spec, limits, BlockPool(blocks=blocks, block_tokens=spec.own_block_tokens(group)))
         scheduler.images = room_for(traffic, spec.max_num_batched_tokens)
         stages = [
             ReplicaStage(
@@ -159,7 +162,7 @@ def sides_of(
     group = spec.group()
     target = _target(spec, group)
     blocks = spec.kv_blocks or kv_blocks(spec, group, target)
-    check_room(spec, traffic, blocks)
+    check_room(spec, group, traffic, blocks)
     sms = dict(spec.sm_partition or ())
     sizes = tuple((name, sms[name]) for name in PHASES)
     # A side's steps have one stream, which runs on its partition; side by side each has a stream of its own.
@@ -175,7 +178,7 @@ def sides_of(
     backs: list[ReplicaSide] = []
     gpus: list[SharedGpus] = []
     for number in range(spec.replicas):
-        pool = BlockPool(blocks=blocks, block_tokens=spec.block_tokens)
+        pool = BlockPool(blocks=blocks, block_tokens=spec.own_block_tokens(group))
         shared = SharedGpus(env=env, governor=ReplicaGovernor(machine=target, gpus=group.world), prices=prices)
         front, back = (
             ReplicaSide(

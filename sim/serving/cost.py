@@ -7,8 +7,8 @@ from functools import partial
 from typing import Literal, NamedTuple, cast
 
 # What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt,
-# low-rank adapters, and images.
-Part = Literal["shared", "head", "decode", "chunk", "adapters", "images"]
+# what ranks exchange of prompts' new keys and of what their caches make of them, low-rank adapters, and images.
+Part = Literal["shared", "head", "decode", "chunk", "gathered", "combined", "adapters", "images"]
 
 
 class Cost(NamedTuple):

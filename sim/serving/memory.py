@@ -45,11 +45,12 @@ def kv_blocks(spec: ServeSpec, group: Scenario, target: Machine) -> int:
     """KV blocks that fit beside weights and activations in ``memory_share`` of a GPU's memory, on every stage."""
     usable = target.gpu.memory_bytes * spec.memory_share
     fewest = math.inf
-    for need in stage_needs(spec, group, context=spec.block_tokens):
+    for need in stage_needs(spec, group, context=spec.own_block_tokens(group)):
         room = usable - need.weight_bytes - need.activation_bytes
         blocks = int(room / need.kv_bytes) if need.kv_bytes else math.inf
         if room < 0 or blocks < 1:
-            degrees = f"tp = {group.tp}" + (f", pp = {group.pp}" if group.pp > 1 else "")
+            more = (f", {name} = {degree}" for name in ("cp", "dcp", "pp") if (degree := getattr(group, name)) > 1)
+            degrees = f"tp = {group.tp}{''.join(more)}"
             raise ScenarioError(
                 f"{spec.model} does not fit on {target.gpu.id} with {degrees}: {need}, of which "
                 f"{usable / 1e9:.1f} GB may be used: {_remedy(spec, usable)}"

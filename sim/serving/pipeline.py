@@ -18,6 +18,7 @@ from typing import Any
 
 import simpy
 
+from sim.serving.adapters import AdapterSlots
 from sim.serving.cost import Batch, Cost, StepCost
 from sim.serving.inflight import PlannedStep, Sequence
 from sim.serving.power import ReplicaGovernor
@@ -71,10 +72,17 @@ class PipelineReplica(Replica):
         slot.scheduler.joined, slot.scheduler.left = joined, left
         slot.scheduler.fetch = self._send_for
 
+    def take_slots(self, slots: list[AdapterSlots]) -> None:
+        """Where its adapters lie, on each of its stages."""
+        for stage, own in zip(self.stages, slots, strict=True):
+            stage.adapters = own
+
     def power_on(self) -> None:
         """From nothing to idle; it does not serve yet."""
         self.powered = True
         for stage in self.stages:
+            if stage.adapters is not None:
+                stage.adapters.held.clear()
             stage.since_s = self.env.now
             stage.governor = ReplicaGovernor(machine=stage.governor.machine, gpus=stage.governor.gpus)
 
@@ -171,7 +179,7 @@ class PipelineReplica(Replica):
     def _pass(self, slot: BatchSlot, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
         """``step`` through all stages."""
         planned_s, spent, parts = self.env.now, [], []
-        tokens = step.batch.decoding * self.prices.each + step.batch.prompt_tokens
+        tokens = self.prices.programs.own_tokens(step.batch)
         before: tuple[ReplicaStage, simpy.resources.resource.Request] | None = None
         for stage in self.stages:
             turn = stage.turn.request()
@@ -184,6 +192,9 @@ class PipelineReplica(Replica):
             else:
                 spent += yield from self._hand_on(before[0], stage, step, tokens, planned_s)
                 before[0].turn.release(before[1])
+            if stage.adapters is not None and (missing := stage.adapters.missing(step.adapters)):
+                yield from stage.adapters.bring(missing, step.adapters)
+                self._rest(stage, self.env.now, spinning_since_s=self.env.now)
             ready_s = max(self.env.now, stage.began_s + self.host.stage_s)
             behind_s = stage.ahead.behind_s(step, stage.prices, stage.governor.target_w, ready_s)
             if hold_s := ready_s - self.env.now + behind_s:

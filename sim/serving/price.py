@@ -22,7 +22,7 @@ from sim.run.plan import Plan, Work, classifier
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
-from sim.serving.buckets import bracketing_sizes, context_ends
+from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
 from sim.serving.step_programs import StepPrograms, joined
@@ -180,7 +180,7 @@ class StepPrices:
         decoding, low = batch.decoding, self._between[0]
         even = self._even.get((self._rest, target))
         if even is None:  # what does not depend on the contexts
-            even = self._rows("shared", decoding * self.each, target) + self._head(batch, target)
+            even = self._rows("shared", self.programs.own_tokens(batch), target) + self._head(batch, target)
             if batch.adapters:
                 even += self._adapted(batch, target)
             self._even[self._rest, target] = even
@@ -200,8 +200,7 @@ class StepPrices:
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
         cost = StepCost(
-            shared=self._rows("shared", batch.decoding * self.each + batch.prompt_tokens, target)
-            + self._adapted(batch, target),
+            shared=self._rows("shared", self.programs.own_tokens(batch), target) + self._adapted(batch, target),
             prompts=self._prompts(batch, target),
             decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
             head=self._head(batch, target),
@@ -222,7 +221,7 @@ class StepPrices:
 
     def _prompts(self, batch: Batch, target: int) -> tuple[Cost, ...]:
         """The attention of each piece of a prompt, and its share of the images that are encoded in the step."""
-        own = [self._chunk(chunk, target) for chunk in batch.chunks]
+        own = [self._chunk(chunk, target) + self._exchanged(chunk, batch, target) for chunk in batch.chunks]
         images = batch.images if self.programs.sees else {}
         for patches, count in images.items():
             cost = self._encoded(count, patches, target)
@@ -230,6 +229,27 @@ class StepPrices:
                 if chunk.images and chunk.patches == patches:
                     own[place] += NOTHING.toward(cost, chunk.images / count)
         return tuple(own)
+
+    def _exchanged(self, chunk: Chunk, batch: Batch, target: int) -> Cost:
+        """A piece's share of what ranks exchange once for all of a step's prompts."""
+        if self._spread == 1:
+            return NOTHING
+        cost, mine, all_of_them = NOTHING, *map(self.programs.shared_tokens, ([chunk], batch.chunks))
+        if mine.new and self.scenario.cp > 1:
+            cost += NOTHING.toward(self._rows("gathered", all_of_them.new, target), mine.new / all_of_them.new)
+        if mine.cached and self._combines:
+            cost += NOTHING.toward(self._rows("combined", all_of_them.cached, target), mine.cached / all_of_them.cached)
+        return cost
+
+    @cached_property
+    def _spread(self) -> int:
+        """Ranks over which the tokens of a cache are spread."""
+        return self.programs.layout.cache_shards
+
+    @cached_property
+    def _combines(self) -> bool:
+        """Whether prompts' outputs over caches of several ranks are added up: latents are gathered instead."""
+        return workloads.load_model(self.scenario.model).latent is None
 
     def _encoded(self, count: int, patches: int, target: int) -> Cost:
         """Images through the encoder."""
@@ -245,7 +265,7 @@ class StepPrices:
         """The low-rank adapters of a step; what drafts has none."""
         if not batch.adapters or not self.scenario.lora_adapters:
             return NOTHING
-        return self._rows("adapters", batch.adapted, target, batch.adapters)
+        return self._rows("adapters", self.programs.own_adapted(batch), target, batch.adapters)
 
     def _head(self, batch: Batch, target: int) -> Cost:
         scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0
@@ -268,16 +288,20 @@ class StepPrices:
         """A part's cost, linear between the numbers of rows at which it is run."""
         known = self._known_rows.get((part, rows, target, context))
         if known is None:
-            low, high = bracketing_sizes(rows)
+            size, ranks = rows, self.programs.parting
+            low, high = bracketing_sizes(size)
+            if part == "chunk" and ranks > 1 and rows > 1:
+                size = self.programs.shared_tokens([Chunk(rows, rows)]).new  # as it is filled up
+                low, high = bracketing_parts(size, ranks)
             known = self._part(part, low, context, target)
-            if rows > low:
-                known = known.toward(self._part(part, high, context, target), (rows - low) / (high - low))
+            if size > low:
+                known = known.toward(self._part(part, high, context, target), (size - low) / (high - low))
             self._known_rows[part, rows, target, context] = known
         return known
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
-        low, high = context_ends(before)
+        low, high = cached_ends(before, self._spread)
         cost = self._rows("chunk", chunk.tokens, target, low)
         if before <= low:
             return cost
@@ -313,8 +337,8 @@ class StepPrices:
             raise ScenarioError(f"attention = {self.attention}: {error}: leave it at balanced") from None
         contexts = UnevenContexts(
             batch=batch.decoding,
-            mean=batch.cached / batch.decoding,
-            longest=batch.longest,
+            mean=batch.cached / batch.decoding / self._spread,
+            longest=-(-batch.longest // self._spread),
             kv_heads=kv_heads,
             token_bytes=token_bytes,
         )
@@ -348,7 +372,8 @@ class StepPrices:
             layers, kernels, experts = self.programs.launches
             if batch.adapters:
                 kernels += self.programs.adapter_launches
-            tokens = batch.decoding * self.each + batch.prompt_tokens
+            kernels += self.programs.exchange_launches(batch.chunks)
+            tokens = self.programs.own_tokens(batch)
             launched_s += pace.seconds(tokens=tokens, layers=layers, kernels=kernels, experts=experts)
         if images := batch.images if self.programs.sees else {}:  # the encoder is no graph
             launched_s += pace.uncaptured_s(layers=len(images), kernels=self.programs.image_launches, experts=False)

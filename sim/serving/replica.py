@@ -119,6 +119,10 @@ class Replica:
         else:
             self.wake()
 
+    def take_slots(self, slots: list[AdapterSlots]) -> None:
+        """Where its adapters lie, on each of its stages."""
+        (self.adapters,) = slots
+
     def retire(self) -> None:
         """Take no more requests, and go off once those that are here are done."""
         self.serving, self._retiring = False, True

@@ -64,7 +64,7 @@ def print_summary(run: ServeResult, console: Console, prices: Prices = NO_PRICES
     if data["fleet_power_w_most"] is not None:
         most = f"{data['fleet_power_w_most']:,.0f} W over {spec.fleet_look_s:g} s at most"
         head.add_row("fleet", f"{most}, of {spec.fleet_power_w:,.0f} W ({spec.fleet_policy})")
-    head.add_row("KV cache of a replica", f"{data['kv_blocks'] * spec.block_tokens:,} tokens")
+    head.add_row("KV cache of a replica", f"{data['kv_blocks'] * data['kv_block_tokens']:,} tokens")
     head.add_row("memory", _held(data["memory_bytes_per_gpu"]))
     if data["tokens_per_step"] is not None:
         drafted = f"(of {spec.draft_tokens} drafted by {spec.draft_model or spec.speculation}, and one)"

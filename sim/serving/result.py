@@ -18,7 +18,7 @@ from sim.result.status import Standing
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
-from sim.serving.adapters import own_size
+from sim.serving.adapters import own_sizes
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
 from sim.serving.spec import ServeSpec
@@ -159,6 +159,7 @@ class ServeResult:
             "hit_tokens_by_tier": {"hbm": hits - sum(log.fetched.values())} | dict(log.fetched),
             "preemptions": int(table["preemptions"].sum()),
             "kv_blocks": blocks,
+            "kv_block_tokens": spec.own_block_tokens(group),
             "kv_bytes_per_token_per_gpu": memory_of(spec, group, context=1).kv_bytes,
             **self._pipeline(),
             **self._adapters(),
@@ -193,7 +194,7 @@ class ServeResult:
 
     def _memory(self, blocks: int, most_blocks: int) -> dict[str, float]:
         """Bytes of the fullest GPU: what it holds, its cache in full and at most in use."""
-        need = memory_of(self.spec, self.spec.group(), context=self.spec.block_tokens)
+        need = memory_of(self.spec, self.spec.group(), context=self.spec.own_block_tokens(self.spec.group()))
         gpu = self.machine.gpu.memory_bytes
         held = {"weights": need.weight_bytes, "activations": need.activation_bytes, "kv_cache": need.kv_bytes * blocks}
         return held | {"kv_cache_most": need.kv_bytes * most_blocks, "room": gpu - sum(held.values()), "gpu": gpu}
@@ -215,13 +216,14 @@ class ServeResult:
         slots, asked = self.log.adapter_slots, [one.request.adapter for one in self.log.served]
         if not slots:
             return {}
+        group = self.spec.group()
         return {
             "adapters": {
                 "slots_per_replica": slots[0].slots,
                 "asked_for": len(set(asked) - {-1}),
                 "requests_with_one": sum(adapter >= 0 for adapter in asked),
-                "bytes_per_gpu": self.spec.group().lora_adapters * own_size(self.spec.group()).rank_bytes,
-                "loads": sum(one.loads for one in slots),
+                "bytes_per_gpu": group.lora_adapters * max(one.rank_bytes for one in own_sizes(group)),
+                "loads": sum(one.loads for one in slots if one.stage == 0),
                 "load_bytes": sum(one.loads * one.own_bytes for one in slots),
                 "load_s": sum(one.load_s for one in slots),
             }

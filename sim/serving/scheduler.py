@@ -113,9 +113,7 @@ class Scheduler:
                 self.memory.publish(sequence, sequence.computed + sequence.under_way + tokens)
                 pieces.append((sequence, tokens))
                 budget -= tokens
-        seated = (
-            {s.request.adapter for s in (*self.running.values(), *self.prefilling)} if self.limits.max_loras else None
-        )
+        seated = self._seated_adapters() if self.limits.max_loras else None
         passed = []  # over by others whose adapters have a slot
         while self._waiting and budget > 0 and self._seats(len(pieces)) > 0:
             if seated is not None and not self._has_slot(self._waiting[0][1], seated):
@@ -154,6 +152,12 @@ class Scheduler:
         adapters = frozenset((*asked, *(adapter for adapter, _ in own)))
         adapted = self.limits.checked_tokens * len(asked) + sum(tokens for _, tokens in own)
         return PlannedStep(batch._replace(adapted=adapted, adapters=len(adapters)), tuple(pieces), swapped, adapters)
+
+    def _seated_adapters(self) -> set[int]:
+        """Adapters (-1: none) of all sequences that may come into one step: of batches in flight together, since a
+        prompt that is read in one of them may go on in another."""
+        running = [s for one in (self, *self.peers) for s in one.running.values()]
+        return {s.request.adapter for s in (*running, *self.prefilling)}
 
     def _has_slot(self, sequence: Sequence, seated: set[int]) -> bool:
         """Whether the adapter of a sequence that waits is among those ``seated`` (-1: none), or may join them."""

@@ -192,8 +192,9 @@ class _Server:
             tiers = replica.scheduler.memory.tiers
             network = Network(self.env, ()) if tiers is None else tiers.network
             group = spec.group(prefill=replica.number < spec.prefill_replicas)
-            replica.adapters = adapter_slots(group, self.machine, replica.number, spec.lora_adapters, network, self.env)
-            self.log.adapter_slots.append(replica.adapters)
+            own = adapter_slots(group, self.machine, replica.number, spec.lora_adapters, network, self.env)
+            replica.take_slots(own)
+            self.log.adapter_slots += own
 
     def _arrive(self) -> Generator[simpy.Event, Any, None]:
         for request in self.traffic:

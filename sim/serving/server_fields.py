@@ -41,6 +41,17 @@ class ServerFields(FieldTable):
     node: str | None = Field(None, description="node type: hgx-8, mesh-4, pcie-8 or a .toml file [default: by GPU]")
     tp: Degree = Field(1, description="tensor-parallel degree of a replica")
     ep: Degree = Field(1, description="expert-parallel degree of a replica")
+    cp: Degree = Field(
+        1, description="context-parallel degree of a replica: ranks that share a prompt's tokens, and the KV cache"
+    )
+    cp_mode: Literal["all_gather", "ulysses"] = Field(
+        "all_gather",
+        description="all_gather: ranks of cp hold the cache token by token, new keys are gathered; ulysses: by heads, "
+        "which are exchanged for tokens",
+    )
+    dcp: Degree = Field(
+        1, description="ranks inside tp, with the same KV heads, that share out the tokens of the cache (decoding)"
+    )
     pp: Degree = Field(1, description="pipeline stages of a replica, each with a batch of its own in flight")
     pp_batches: Literal["natural", "even"] = Field(
         "natural",
@@ -68,6 +79,7 @@ class ServerFields(FieldTable):
     )
     prefill_tp: Degree | None = Field(None, description="tensor-parallel degree of prefill replicas [default: tp]")
     prefill_ep: Degree | None = Field(None, description="expert-parallel degree of prefill replicas [default: ep]")
+    prefill_cp: Degree | None = Field(None, description="context-parallel degree of prefill replicas [default: cp]")
     sm_partition: Annotated[tuple[tuple[str, Positive], ...], BeforeValidator(pairs)] | None = Field(
         None,
         description="SMs of each GPU for prompts and for decoding, side by side: prefill=64,decode=68 [default: each "

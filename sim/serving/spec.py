@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +47,16 @@ TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
 LORA_SERVER = (*LORA_FIELDS[1:], "max_loras", *LORA_TRAFFIC)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Degrees of one stage of a replica, by the names of a scenario's fields."""
+
+    tp: int
+    ep: int
+    cp: int = 1
+    dcp: int = 1
+
+
 class ServeSpec(ServerFields):
     """A server and its traffic. Unknown keys are refused with the nearest known one.
 
@@ -63,23 +73,36 @@ class ServeSpec(ServerFields):
         """GPUs of a replica by its number; those for prompts come first."""
         return self._world(prefill=replica < self.prefill_replicas)
 
-    def _degrees(self, *, prefill: bool) -> tuple[int, int]:
-        """Tensor and expert parallel degrees of a replica."""
-        return ((self.prefill_tp or self.tp), (self.prefill_ep or self.ep)) if prefill else (self.tp, self.ep)
+    def _degrees(self, *, prefill: bool) -> Degrees:
+        """How a replica's layers are split; one for prompts spreads no cache inside its tensor group."""
+        if not prefill:
+            return Degrees(tp=self.tp, ep=self.ep, cp=self.cp, dcp=self.dcp)
+        return Degrees(tp=self.prefill_tp or self.tp, ep=self.prefill_ep or self.ep, cp=self.prefill_cp or self.cp)
 
     def _world(self, *, prefill: bool) -> int:
-        return max(self._degrees(prefill=prefill)) * self.pp
+        degrees = self._degrees(prefill=prefill)
+        return max(degrees.tp, degrees.ep) * degrees.cp * self.pp
+
+    def own_block_tokens(self, group: Scenario) -> int:
+        """Tokens of a block of the replica ``group``: ``block_tokens`` on each rank that holds some of a sequence's."""
+        return self.block_tokens * layout_of(group).cache_shards
 
     @property
     def roles(self) -> str:
         """How many replicas of which degree play which part."""
         stages = f" pp {self.pp}" if self.pp > 1 else ""
+        first, own = self._degrees(prefill=True), self._degrees(prefill=False)
+        spread = f" cp {self.cp}" * (self.cp > 1) + f" dcp {self.dcp}" * (self.dcp > 1)
         if not self.prefill_replicas:
-            return f"{self.replicas} x tp {self.tp}{stages}"
-        if self._degrees(prefill=True) == self._degrees(prefill=False):
-            return f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{stages} each"
-        (first, first_ep), (tp, ep) = self._degrees(prefill=True), self._degrees(prefill=False)
-        prompts, decoding = (f"tp {t}" + f" ep {e}" * (e > 1) + stages for t, e in ((first, first_ep), (tp, ep)))
+            return f"{self.replicas} x tp {self.tp}{spread}{stages}"
+        if first == own:
+            return (
+                f"{self.prefill_replicas} for prompts + {self.replicas} for decoding, tp {self.tp}{spread}{stages} each"
+            )
+        prompts, decoding = (
+            " ".join(f"{name} {degree}" for name, degree in asdict(one).items() if degree > 1 or name == "tp") + stages
+            for one in (first, own)
+        )
         return f"{self.prefill_replicas} x {prompts} for prompts + {self.replicas} x {decoding} for decoding"
 
     @property
@@ -109,8 +132,8 @@ class ServeSpec(ServerFields):
         layout, model = layout_of(group), workloads.load_model(self.model)
         options = workloads.Options(stack=DEFAULT_STACK, precision=precision_of(group))
         try:
-            for tp, ep in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
-                own = replace(layout, tp=tp, ep=ep, ep_mode=self.ep_mode)
+            for one in {self._degrees(prefill=False), self._degrees(prefill=self.prefill_replicas > 0)}:
+                own = replace(layout, tp=one.tp, ep=one.ep, ep_mode=self.ep_mode, cp=1, dcp=1)
                 workloads.check_options(model, own, options)
                 if self.draft_model is not None:
                     workloads.check_options(
@@ -151,8 +174,8 @@ class ServeSpec(ServerFields):
             raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
         if self.pp_batches != "natural" and self.pp == 1:
             raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        if self.pp > 1 and self.lora_adapters:
-            raise ValueError(f"pp = {self.pp} is not known beside lora_adapters: leave one of them out")
+        if self.cp_mode != "all_gather" and max(self.cp, self.prefill_cp or 1) == 1:
+            raise ValueError(f"cp_mode = {self.cp_mode}: is of ranks that share tokens: give cp of at least 2")
         if self.pp > 1 and self.speculation not in (None, "eagle"):
             raise ValueError(
                 f"speculation = '{self.speculation}' is not known beside pp = {self.pp}: vLLM drafts there with eagle"
@@ -180,7 +203,7 @@ class ServeSpec(ServerFields):
             raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
         if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
             raise ValueError(f"{named[0]} = {getattr(self, named[0]):g} contradicts prefix_caching = false")
-        for name in ("prefill_tp", "prefill_ep"):
+        for name in ("prefill_tp", "prefill_ep", "prefill_cp"):
             if getattr(self, name) is not None and not self.prefill_replicas:
                 raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
         self._check_fleet()
@@ -252,7 +275,7 @@ class ServeSpec(ServerFields):
         return self._group(self.own_stack, cap_w, clock_mhz, prefill=prefill)
 
     def _group(self, stack: str, cap_w: float | None, clock_mhz: float | None, *, prefill: bool = False) -> Scenario:
-        tp, ep = self._degrees(prefill=prefill)
+        degrees = self._degrees(prefill=prefill)
         shared: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -260,7 +283,9 @@ class ServeSpec(ServerFields):
                 "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *LORA_FIELDS[1:], *SPECULATION_FIELDS,
             )
         }  # fmt: skip
-        if ep > 1 or self.prefill_ep is None:  # else another part's experts lie on several ranks, not this one's
+        if (
+            degrees.ep > 1 or self.prefill_ep is None
+        ):  # else another part's experts lie on several ranks, not this one's
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         slots = self.max_loras if self.lora_adapters else 0
         return Scenario.of(
@@ -268,8 +293,7 @@ class ServeSpec(ServerFields):
             batch=max(1, slots),
             lora_adapters=slots,
             stack=stack,
-            tp=tp,
-            ep=ep,
+            **asdict(degrees) | ({"cp_mode": self.cp_mode} if degrees.cp > 1 else {}),
             pp=self.pp,
             power_cap_w=cap_w,
             sm_clock_mhz=clock_mhz,
@@ -287,7 +311,7 @@ class ServeSpec(ServerFields):
         try:
             yield
         except (ScenarioError, workloads.WorkloadError) as error:
-            for name in ("tp", "ep", "power_cap_w", "sm_clock_mhz"):
+            for name in ("tp", "ep", "cp", "power_cap_w", "sm_clock_mhz"):
                 mine = getattr(self, f"prefill_{name}")
                 said = (f"{name} = {mine:g}", f"scenario: {name} = {mine:g}") if mine is not None else ()
                 if mine != getattr(self, name) and str(error).startswith(said):

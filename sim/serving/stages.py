@@ -15,6 +15,7 @@ from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine, machine, machine_of, nodes_of, policy_of
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import SPECULATION_FIELDS
+from sim.serving.adapters import AdapterSlots
 from sim.serving.buckets import bracketing_sizes
 from sim.serving.cost import Cost
 from sim.serving.launched import LaunchedAhead
@@ -77,6 +78,7 @@ class ReplicaStage:
     governor: ReplicaGovernor
     turn: simpy.Resource
     ahead: LaunchedAhead
+    adapters: AdapterSlots | None = None
     since_s: float = 0.0
     began_s: float = -math.inf  # when its last step began
 

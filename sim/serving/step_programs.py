@@ -15,8 +15,8 @@ from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.buckets import chunk_group
-from sim.serving.cost import Batch, Part
-from workloads.families.ragged import Group
+from sim.serving.cost import Batch, Chunk, Part
+from workloads.families.ragged_groups import Group
 from workloads.program import Program, RankProgram
 from workloads.work import AttentionWork
 
@@ -24,6 +24,7 @@ from workloads.work import AttentionWork
 MANY_TOKENS = 1024
 # Patches of the least image: those of one token, in every family.
 MERGED = 4
+NONE_SHARED = workloads.SharedTokens()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,37 @@ class StepPrograms:
         drafted = self.scenario.speculation is not None and not self.layer
         return self.scenario.draft_tokens + 1 if drafted else 1
 
+    @cached_property
+    def layout(self) -> workloads.Layout:
+        """How the model is split."""
+        return layout_of(self.scenario)
+
+    @property
+    def parting(self) -> int:
+        """Ranks that have two parts of each prompt's new tokens; 1: a rank has them all."""
+        return self.layout.cp if self.layout.cp_mode == "all_gather" else 1
+
+    def own_tokens(self, batch: Batch) -> int:
+        """Tokens of ``batch`` that one rank has: all, or of a context group its part."""
+        if self.layout.cp == 1:
+            return batch.decoding * self.each + batch.prompt_tokens
+        prompts = [chunk.tokens for chunk in batch.chunks if chunk.tokens > 1]
+        alone = len(batch.chunks) - len(prompts)  # attend as sequences that decode do
+        return workloads.own_tokens(self.layout, decoding=batch.decoding * self.each + alone, prompts=prompts)
+
+    def own_adapted(self, batch: Batch) -> int:
+        """Those of its own tokens that ask for an adapter, as large a part as of all."""
+        if self.layout.cp == 1:
+            return batch.adapted
+        tokens = batch.decoding * self.each + batch.prompt_tokens
+        return -(-batch.adapted * self.own_tokens(batch) // tokens)
+
+    def shared_tokens(self, chunks: Sequence[Chunk]) -> workloads.SharedTokens:
+        """New tokens of these pieces of prompts that ranks exchange."""
+        if self.layout.cache_shards == 1:
+            return NONE_SHARED
+        return workloads.SharedTokens.of(self.layout, [chunk_group(one.tokens, one.context) for one in chunks])
+
     @property
     def scores(self) -> bool:
         """True where the head is: on the last stage."""
@@ -54,7 +86,7 @@ class StepPrograms:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        adapted = (batch.adapted, batch.adapters)
+        adapted = (self.own_adapted(batch), batch.adapters)
         return self._ragged(groups, batch.decoding * self.each + batch.ending, None, adapted=adapted)
 
     @cached_property
@@ -91,7 +123,11 @@ class StepPrograms:
                 seen = max(context, 1)
                 return self._ragged([Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)], 0, 0)
             case "chunk":
-                return self._ragged([chunk_group(rows, rows + context)], 0, 0)
+                return self._ragged([chunk_group(rows, rows + context)], 0, 0, shared=NONE_SHARED)
+            case "gathered":
+                return self._ragged([], 0, 0, shared=workloads.SharedTokens(new=rows))
+            case "combined":
+                return self._ragged([], 0, 0, shared=workloads.SharedTokens(cached=rows))
             case "adapters":
                 return self._ragged([], 0, 0, adapted=(rows, context))
             case "images":
@@ -107,6 +143,26 @@ class StepPrograms:
         # attention, which a step with prompts has once, whatever it attends to
         kernels = sum(len(segment.kernels) * segment.repeat for segment in segments) // layers + 1
         return layers, kernels, workloads.load_model(self.scenario.model).experts > 0
+
+    def exchange_launches(self, chunks: Sequence[Chunk]) -> int:
+        """Kernels that the host launches for a layer to exchange what ranks share of these pieces of prompts."""
+        shared = self.shared_tokens(chunks)
+        if not shared.new:
+            return 0
+        kernels = self._exchange_kernels["gathered"]
+        if shared.cached:
+            kernels += self._exchange_kernels["combined"] + 1  # and attention over what is cached
+        return kernels
+
+    @cached_property
+    def _exchange_kernels(self) -> dict[str, int]:
+        """Kernels of a layer, by part."""
+        found = {}
+        parts: tuple[Part, Part] = ("gathered", "combined")
+        for part in parts:
+            segments = self.part(part, MANY_TOKENS, 0).ranks[0].phases[0].segments
+            found[str(part)] = sum(len(one.kernels) * one.repeat for one in segments) // self.launches[0]
+        return found
 
     @cached_property
     def adapter_launches(self) -> int:
@@ -131,18 +187,23 @@ class StepPrograms:
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
     def _ragged(
-        self, groups: Sequence[Group], scored: int, tokens: int | None, adapted: tuple[int, int] = (0, 0)
+        self,
+        groups: Sequence[Group],
+        scored: int,
+        tokens: int | None,
+        adapted: tuple[int, int] = (0, 0),
+        shared: workloads.SharedTokens | None = None,
     ) -> Program:
         scenario, (rows, distinct) = self.scenario, adapted
         model = workloads.load_model(scenario.model)
         options = replace(self._options(model), adapters=adapters_in(scenario, distinct=distinct, rows=rows))
         program = workloads.build_ragged(
-            model, layout_of(scenario), groups=groups, scored=scored, tokens=tokens, options=options,
+            model, self.layout, groups=groups, scored=scored, tokens=tokens, shared=shared, options=options,
             stage=self.stage,
         )  # fmt: skip
         if not self.layer:
             return program
-        count = sum(group.sequences * group.new_tokens for group in groups) if tokens is None else tokens
+        count = workloads.tokens_of(self.layout, groups) if tokens is None else tokens
         return workloads.own_layer(program, model, count)
 
     def _options(self, model: workloads.ModelSpec) -> workloads.Options:

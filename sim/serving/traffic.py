@@ -47,7 +47,12 @@ def traffic_of(fields: ServerFields) -> Traffic:
 
 def _seen(fields: ServerFields, requests: list[Request]) -> list[Request]:
     """``requests`` with the tokens of their images."""
-    beside = next((name for name, there in (("pp", fields.pp > 1), ("sm_partition", fields.sm_partition)) if there), "")
+    others = {
+        "pp": fields.pp > 1,
+        "cp": max(fields.cp, fields.prefill_cp or 1) > 1,
+        "sm_partition": fields.sm_partition,
+    }
+    beside = next((name for name, there in others.items() if there), "")
     if beside and any(one.images for one in requests):
         raise ScenarioError(f"images: not known beside {beside}: leave one of them out")
     return with_image_tokens(requests, fields.model)

@@ -96,6 +96,14 @@ class StepWork:
         return KernelSums(summed([one.flops for one in each]), summed([one.hbm_bytes for one in each]))
 
 
+def own_rows(prices: StepPrices, decoding: pd.Series[int], prompts: pd.Series[int]) -> pd.Series[int]:
+    """Rows of products of one rank, where ranks of a context group share those of prompts, or all."""
+    layout, parting = prices.programs.layout, prices.programs.parting
+    if parting > 1:
+        return decoding - (-prompts // parting)
+    return -(-(decoding + prompts) // layout.cp)
+
+
 def served_work(
     prices: Sequence[StepPrices], stretches: pd.DataFrame, requests: pd.DataFrame, steps_a_token: float
 ) -> KernelSums:
@@ -116,7 +124,8 @@ def served_work(
         passes = [(own, own.each, 1)] if own.draft is None else [(own, own.each, 1), (own.draft, 1, own.each - 1)]
         for priced, each, times in passes:
             work = StepWork(prices=priced)
-            rows, passed = table["decoding"] * each + table["prompt_tokens"] // times, table["steps"] * times
+            rows = own_rows(priced, table["decoding"] * each, table["prompt_tokens"] // times)
+            passed = table["steps"] * times
             whole = whole.plus(work.rows("shared", rows, passed))
             whole = (
                 whole.plus(work.decoding(steps * times, seen * times))

@@ -4,7 +4,8 @@ As vLLM's Punica kernels do it (vllm/lora/ops/triton_ops; arXiv 2310.18547): for
 tokens down to the rank and one up again, whatever the number of adapters, with those of others multiplied by nothing.
 On several ranks a product's adapter is split as the product is and no further: the way down of one whose output is
 split is done whole on every rank, and the way up of one whose input is split adds partial sums, which the product's own
-all-reduce adds up (``fully_sharded_loras`` off).
+all-reduce adds up (``fully_sharded_loras`` off). Routed experts have one each (``fused_moe_lora`` of the same folder):
+rows are sorted by adapter and expert, once a layer, and each pair of these is a matrix of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from workloads.errors import WorkloadError
 from workloads.kernel_names import Elementwise
 from workloads.kernels import Shape, elementwise_kernel
 from workloads.layer_passes.lower import lower
-from workloads.layer_passes.tree import RankSplit
+from workloads.layer_passes.tree import Grouped, Placed, RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Gemm
+from workloads.ops import Gemm, LatentAttention
 from workloads.parallel import Layout
 from workloads.program import Kernel
 from workloads.work import AdapterGemmWork, DType
@@ -27,14 +28,20 @@ MODULES = {
     "q_proj": ("Q",), "k_proj": ("K",), "v_proj": ("V",), "qkv_proj": ("Q", "K", "V"), "o_proj": ("O",),
     "gate_proj": ("gate",), "up_proj": ("up",), "gate_up_proj": ("gate", "up"), "down_proj": ("down",),
 }  # fmt: skip
+# Those of latent attention. What rebuilds keys and values has none: decoding absorbs it, and does not run its product.
+LATENT = {"q_a_proj": ("Q down",), "kv_a_proj_with_mqa": ("KV down", "rotary key"), "q_b_proj": ("Q", "rotary Q")}
+# All products of routed experts; none unless they are named, for there is one for each expert.
+EXPERTS = "experts"
 # Copies of a product's adapter into its slot: both halves are cleared, then written.
 COPIES = 4
+# A row's number and expert, read and written.
+SORTED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Adapters of ``rank`` on ``modules`` (none named: on all of ``MODULES`` that the model has), in a step in which
-    ``rows`` tokens (None: all) ask for ``distinct`` of them.
+    """Adapters of ``rank`` on ``modules`` (none named: on all of ``MODULES`` that the model has; ``EXPERTS`` may be one
+    too), in a step in which ``rows`` tokens (None: all) ask for ``distinct`` of them.
     """
 
     rank: int
@@ -46,29 +53,62 @@ class Adapters:
     @property
     def labels(self) -> frozenset[str]:
         """Products that have some."""
-        return frozenset(label for name in self.modules or MODULES for label in MODULES[name])
+        known = MODULES | LATENT
+        return frozenset(label for name in self.modules or known for label in known.get(name, ()))
 
-    def on(self, node: Gemm) -> bool:
+    def on(self, node: Gemm | Grouped) -> bool:
         """Whether a product has some: ops that run as one product have them together."""
+        if isinstance(node, Grouped):
+            return EXPERTS in self.modules
         return not node.ops[0].einsum.of_activations and any(one.label in self.labels for one in node.ops)
 
 
-def adapter_kernels(node: Gemm, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
-    """What the adapters of a step add to a product of ``shape``: the sums between are cleared, then down and up."""
+def adapter_kernels(node: Placed, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
+    """What the adapters of a step add to a node of ``shape``, product by product: the sums between are cleared, then
+    down and up. Nothing, where it has none."""
+    return [kernel for product in _products(node) for kernel in _of_product(product, shape, adapters)]
+
+
+def _products(node: Placed) -> tuple[Gemm | Grouped, ...]:
+    """The products of a node that may have adapters; those of latents before its attention."""
+    match node:
+        case Gemm() | Grouped():
+            return (node,)
+        case LatentAttention():
+            return (Gemm(name="latent_down_gemm", ops=node.down), Gemm(name="q_up_gemm", ops=node.q_up))
+        case _:
+            return ()
+
+
+def _slices(node: Gemm | Grouped) -> int:
+    """Matrices on the way down: one for each module, of which some are several ops here."""
+    return sum(not one.label.startswith("rotary") for one in node.ops)
+
+
+def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -> list[Kernel]:
     if adapters is None or not adapters.on(node):
         return []
     rows = shape.tokens if adapters.rows is None else adapters.rows
     if not rows:
         return []
-    if node.ops[0].parallel == "s":  # a shared expert's, whose tokens the ranks share out
-        rows = -(-rows // shape.layout.tp)
+    sorts: list[Kernel] = []
+    slots: int | None = adapters.slots or adapters.distinct
+    if isinstance(node, Grouped):
+        slots = None  # fused_moe_lora launches blocks for pairs of an adapter and an expert that have rows
+        rows, distinct = _expert_rows(shape, rows, min(adapters.distinct, rows))
+        if len(node.ops) > 1 or node.name.startswith("gate_up"):
+            sorts.append(elementwise_kernel("lora_sort_rows", Elementwise.COPY, rows, 1, SORTED_BYTES * rows))
+    else:
+        if node.ops[0].parallel == "s":  # a shared expert's, whose tokens the ranks share out
+            rows = -(-rows // shape.layout.tp)
+        distinct = min(adapters.distinct, rows)
     depth, columns = _sides(node, shape)
-    slices, distinct = len(node.ops), min(adapters.distinct, rows)
+    slices = _slices(node)
     between = slices * rows * adapters.rank
     ways = [
         AdapterGemmWork(
             rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest,
-            slots=adapters.slots or adapters.distinct,
+            slots=slots,
         )
         for width, up, widest in ((depth, False, None), (columns, True, _widest(node, shape)))
     ]  # fmt: skip
@@ -80,10 +120,26 @@ def adapter_kernels(node: Gemm, shape: Shape, adapters: Adapters | None) -> list
         for name, way in zip(("lora_shrink", "lora_expand"), ways, strict=True)
     )  # fmt: skip
     cleared = elementwise_kernel(f"lora_clear_{node.name}", Elementwise.COPY, slices * rows, adapters.rank, 4 * between)
-    return [cleared, down, up]
+    return [*sorts, cleared, down, up]
 
 
-def _sides(node: Gemm, shape: Shape) -> tuple[int, int]:
+def _expert_rows(shape: Shape, tokens: int, adapters: int) -> tuple[int, int]:
+    """Rows of a rank's experts, as many on each rank, and pairs of an adapter and an expert that any of them asks for:
+    on average, where all experts are chosen alike.
+
+    >>> from workloads import load_model
+    >>> shape = Shape(model=load_model("qwen3-30b-a3b"), layout=Layout(), batch=1, new_tokens=1, context=1)
+    >>> _expert_rows(shape, 1, 1), _expert_rows(shape, 32, 1), _expert_rows(shape, 32, 8), _expert_rows(shape, 8192, 8)
+    ((8, 8), (256, 112), (256, 233), (65536, 1024))
+    """
+    model, layout = shape.model, shape.layout
+    experts = model.experts // layout.ep
+    rows = max(1, round(tokens * model.top_k * layout.own_batches / layout.ep))
+    missed = (1.0 - model.top_k / model.experts) ** (tokens * layout.own_batches / adapters)
+    return rows, max(1, min(rows, round(adapters * experts * (1.0 - missed))))
+
+
+def _sides(node: Gemm | Grouped, shape: Shape) -> tuple[int, int]:
     """A rank's share of a product's input and of its outputs."""
     depth = columns = 0
     for one in node.ops:
@@ -92,7 +148,7 @@ def _sides(node: Gemm, shape: Shape) -> tuple[int, int]:
     return depth, columns
 
 
-def _widest(node: Gemm, shape: Shape) -> int:
+def _widest(node: Gemm | Grouped, shape: Shape) -> int:
     """A rank's share of the widest slice of a product's outputs."""
     return max(one.einsum.gemm(shape.local_sizes(one.parallel))[1] for one in node.ops)
 
@@ -117,25 +173,28 @@ def adapter_size(model: ModelSpec, layout: Layout, layers: range, adapters: Adap
     shape = Shape(model=model, layout=layout, batch=1, new_tokens=1, context=1)
     for _, block, run in model.layer_groups(layers):
         for node in lower(block.nodes, RankSplit.of(layout)):
-            if isinstance(node, Gemm) and adapters.on(node):
-                depth, columns = _sides(node, shape.over(node.group))
-                elements += len(run) * adapters.rank * (len(node.ops) * depth + columns)
-                copies += len(run) * COPIES * len(node.ops)
+            for one in filter(adapters.on, _products(node)):
+                depth, columns = _sides(one, shape.over(one.group) if isinstance(one, Gemm) else shape)
+                matrices = model.experts // layout.ep if isinstance(one, Grouped) else 1
+                elements += len(run) * matrices * adapters.rank * (_slices(one) * depth + columns)
+                copies += len(run) * COPIES * _slices(one)
     return AdapterSize(rank_bytes=float(DType.BF16.bytes * elements), copies=copies)
 
 
 def check_adapters(model: ModelSpec, layout: Layout, adapters: Adapters) -> None:
     """Refuse what nobody runs, and modules that the model has not."""
-    if model.latent or model.state_space or model.encoder is not None or not model.causal:
+    if model.state_space or model.encoder is not None or not model.causal:
         raise WorkloadError(
             f"lora_adapters: known for decoders of queries, keys and values, not for {model.id}: leave them out"
         )
     if layout.cp > 1 or layout.sequence_parallel:
         raise WorkloadError("lora_adapters: known with every token on every rank: leave cp and sequence_parallel out")
     blocks = [block for _, block, _ in model.layer_groups(range(model.layers))]
-    has = {one.label for block in blocks for node in lower(block.nodes) if isinstance(node, Gemm) for one in node.ops}
+    products = [product for block in blocks for node in lower(block.nodes) for product in _products(node)]
+    has = {one.label for product in products if isinstance(product, Gemm) for one in product.ops}
+    modules = (MODULES | LATENT) if model.latent else MODULES
     for name in adapters.modules:
-        if not has & set(MODULES[name]):
-            known = ", ".join(other for other, labels in MODULES.items() if has & set(labels))
-            routed = " (its routed experts take none here)" if model.routed else ""
+        if not (model.routed if name == EXPERTS else has & set(modules.get(name, ()))):
+            known = ", ".join(other for other, labels in modules.items() if has & set(labels))
+            routed = f" (those of its routed experts are '{EXPERTS}')" if model.routed else ""
             raise WorkloadError(f"lora_targets: {model.id} has no product '{name}'{routed}: it has {known}")

@@ -39,6 +39,12 @@ def inside_heads(shape: Shape, phase: Pass) -> Shape:
     return replace(whole, layout=Layout(tp=shape.layout.tp * cp))
 
 
+def whole_sequences(shape: Shape) -> Shape:
+    """All tokens of a server's step of which ``shape`` has one rank's, with the heads that the rank takes for them."""
+    layout = shape.layout
+    return inside_heads(shape, "prefill") if layout.cp > 1 and layout.cp_mode == "ulysses" else shape
+
+
 def own_shape(shape: Shape, phase: Pass) -> Shape:
     """What one rank of a context group holds outside attention: a slice of each prompt, or some of the sequences."""
     cp = shape.layout.cp
@@ -73,7 +79,7 @@ def round_kernels(node: KeyRounds, shape: Shape) -> list[Kernel]:
     Their ``after`` counts from the first of them; -1 is the kernel before it.
     """
     model, mode = shape.model, shape.layout.cp_mode
-    assert mode != "ulysses"
+    assert mode != "ulysses" and mode != "all_gather"  # which no rounds are made of
     layout: RingLayout = "contiguous" if mode == "ring" else mode
     window = node.attention.window
     if window and shape.context > window:

@@ -92,7 +92,7 @@ def node_kernels(
             return [*product_kernels(node, shape, engine), *adapter_kernels(node, shape, options.adapters)]
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() if engine is not None:
             assert load is not None
-            return engine_part(node, shape, load, engine)
+            return [*engine_part(node, shape, load, engine), *adapter_kernels(node, shape, options.adapters)]
         case Pointwise() | Attention() if stack.eager:
             return eager_kernels(node, shape, options.dtype)
         case Gemm():
@@ -102,14 +102,15 @@ def node_kernels(
         case Attention():
             return attention_kernels(node, shape, phase, stack)
         case LatentAttention():
-            return latent_kernels(node, shape, phase)
+            return [*adapter_kernels(node, shape, options.adapters), *latent_kernels(node, shape, phase)]
         case Indexer():
             return indexer_kernels(node, shape, phase)
         case StateSpace():
             return state_space_kernels(node, shape, phase)
         case ExpertRouter() | ExpertRows() | Grouped() | ExpertAct() | Combine() | Join():
             assert load is not None
-            return expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
+            kernels = expert_kernels(node, shape, load, slots=shape.model.experts + options.routing.slots_added)
+            return [*kernels, *adapter_kernels(node, shape, options.adapters)]
         case LastTokens() | StageEnd():
             return []
         case Embedding():

@@ -7,36 +7,25 @@ from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.families.adapters import adapter_kernels
-from workloads.families.context import attention_kernels
-from workloads.families.engine import engine_of, paged_attention, written_keys
-from workloads.families.latent import latent_kernels
+from workloads.families.context import whole_sequences
+from workloads.families.engine import engine_of, written_keys
 from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, positive, precision_in
+from workloads.families.ragged_attention import spread_attention
+from workloads.families.ragged_groups import Group, SharedTokens, gathered_rows, group_attention, tokens_of
 from workloads.families.transformer import front_segments, head_kernels, loads_of
 from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
-from workloads.layer_passes.tree import RankSplit
+from workloads.layer_passes.tree import Grouped, RankSplit
 from workloads.model import ModelSpec
-from workloads.ops import Attention, Gemm, LatentAttention
-from workloads.parallel import Layout, check_layout
+from workloads.ops import Attention, Gemm, Indexer, LatentAttention
+from workloads.parallel import Layout, check_served
 from workloads.placement import bind, groups_of
+from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.routing import ExpertLoad
 from workloads.stack import Stack, load_stack
-from workloads.work import AttentionWork
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Sequences of a batch that attend alike: each has ``new_tokens`` that see ``context`` tokens, themselves included
-    in a prefill. Several new tokens of one that decodes are a drafted text that is checked.
-    """
-
-    phase: PhaseName
-    sequences: int
-    new_tokens: int
-    context: int
 
 
 def build_ragged(
@@ -46,14 +35,16 @@ def build_ragged(
     groups: Sequence[Group],
     scored: int,
     tokens: int | None = None,
+    shared: SharedTokens | None = None,
     options: Options | None = None,
     stage: int = 0,
 ) -> Program:
     """One step over ``groups``: products over all tokens at once, attention group by group, ``scored`` rows of the
     vocabulary head (sequences whose next token this step yields).
 
-    ``tokens`` replaces the groups' sum: with no groups it builds a step without its attention, 0 one without all else
-    but the ``rows`` of adapters that ``options`` may name.
+    ``tokens`` replaces those of the groups that a rank has: with no groups it builds a step without its attention, 0
+    one without all else but the ``rows`` of adapters that ``options`` may name. ``shared`` replaces the groups' own
+    tokens of prompts that ranks of a context group exchange.
     Of a pipeline it is what the ranks of one ``stage`` do: the embedding is on the first, the head on the last.
 
     >>> from workloads import load_model
@@ -65,21 +56,23 @@ def build_ragged(
     """
     options = options or Options()
     stack = load_stack(options.stack)
-    check_options(model, layout, options)
+    check_options(model, replace(layout, cp=1, dcp=1), options)
     if model.state_space or not model.causal or model.encoder is not None:
         raise WorkloadError(f"{model.id}: serving is known for decoders whose every layer is alike, not for this model")
-    if layout.dp * layout.cp > 1 or layout.sequence_parallel:
-        raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp, cp at 1")
+    if layout.dp > 1 or layout.sequence_parallel:
+        raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp at 1")
+    check_spread(model, layout)
     if tokens is None:
-        tokens = sum(group.sequences * group.new_tokens for group in groups)
+        tokens = tokens_of(layout, groups)
         positive("tokens", tokens)
-    check_layout(
-        model, layout, batch=max(tokens, 1), new_tokens=1, layers=options.layers, expert_copies=options.routing.replicas
-    )
+    check_served(model, layout, layers=options.layers, expert_copies=options.routing.replicas)
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
-    templates = [_rank(whole, stage, groups, scored, load, stack, options, dense=tokens > 0) for load in loads]
+    if shared is None:
+        shared = SharedTokens.of(layout, groups) if layout.cache_shards > 1 else SharedTokens()
+    step = _Step(groups=tuple(groups), shared=shared, scored=scored, dense=tokens > 0)
+    templates = [_rank(whole, stage, step, load, stack, options) for load in loads]
     alone = replace(layout, pp=1)
     return Program(
         ranks=tuple(
@@ -94,21 +87,74 @@ def build_ragged(
     )
 
 
+def build_spread(
+    model: ModelSpec, layout: Layout, *, phase: PhaseName, batch: int, seq_len: int, options: Options
+) -> Program:
+    """A prefill of ``seq_len`` tokens a sequence, or one decode token over as many cached ones, where the tokens of
+    caches are spread over ranks: a server's step of ``batch`` equal sequences.
+
+    >>> from workloads import load_model
+    >>> layout = Layout(cp=2, cp_mode="all_gather")
+    >>> step = build_spread(load_model("llama3-8b"), layout, phase="decode", batch=8, seq_len=900, options=Options())
+    >>> [k.name for k in step.ranks[0].phases[0].segments[0].kernels][5:9]
+    ['attention', 'all_gather_lse', 'correct_out', 'all_reduce_out']
+    """
+    positive("batch", batch)
+    positive("seq_len", seq_len)
+    check_reach(model, seq_len if phase == "prefill" else seq_len + 1)
+    named = f"dcp = {layout.dcp}" if layout.dcp > 1 else "cp_mode = 'all_gather'"
+    others = {
+        "pp": layout.pp > 1,
+        "overlap": options.overlap != "chunks" or options.overlap_chunks > 1 or bool(options.overlap_ops),
+        "images": options.images > 0,
+        "tokens_per_ep_rank": options.tokens_per_ep_rank is not None,
+    }
+    for name, there in others.items():
+        if there:
+            raise WorkloadError(f"{name}: not known beside {named}: leave one of them out")
+    new_tokens = seq_len if phase == "prefill" else 1
+    group = Group(phase=phase, sequences=batch, new_tokens=new_tokens, context=seq_len)
+    program = build_ragged(model, layout, groups=[group], scored=batch, options=options)
+    named_ranks: dict[int, RankProgram] = {}
+    for rank in program.ranks:
+        if id(rank) not in named_ranks:
+            (step,) = rank.phases
+            named_ranks[id(rank)] = RankProgram(phases=(replace(step, name=phase),))
+    return Program(ranks=tuple(named_ranks[id(rank)] for rank in program.ranks))
+
+
+def check_spread(model: ModelSpec, layout: Layout) -> None:
+    """Refuse what nobody runs beside caches, or sequences, that are spread over ranks."""
+    named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
+    if layout.cp * layout.dcp == 1:
+        return
+    nodes = [node for block in model.blocks for node in block.nodes]
+    if any(isinstance(node, Indexer) for node in nodes):
+        raise WorkloadError(f"{named}: {model.id} chooses the keys that it reads: their shards are not known")
+    if any(isinstance(node, Attention) and node.scores.parallel is None for node in nodes):
+        raise WorkloadError(f"{named}: heads of {model.id} are not split over ranks: use cp = 1, dcp = 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What a step computes; ``dense``: what is done to all of a rank's tokens too."""
+
+    groups: tuple[Group, ...]
+    shared: SharedTokens
+    scored: int
+    dense: bool
+
+
 def _rank(
-    whole: Shape,
-    stage: int,
-    groups: Sequence[Group],
-    scored: int,
-    load: ExpertLoad | None,
-    stack: Stack,
-    options: Options,
-    *,
-    dense: bool,
+    whole: Shape, stage: int, step: _Step, load: ExpertLoad | None, stack: Stack, options: Options
 ) -> RankProgram:
     layers = whole.model.layers if options.layers is None else options.layers
     engine = engine_of(stack.engine)
-    mine = whole.layout.stage_layers(layers, stage)
+    dense, layout = step.dense, whole.layout
+    mine = layout.stage_layers(layers, stage)
     segments = list(front_segments(whole, "prefill", stack, options)) if dense and stage == 0 else []
+    # Of caches that are spread over ranks attention itself knows; else heads are exchanged for tokens around it.
+    split = RankSplit.of(replace(layout, cp=1) if layout.cache_shards > 1 else layout)
     runs = [
         (name, block, precision, run)
         for name, block, alike in whole.model.layer_groups(mine)
@@ -117,43 +163,31 @@ def _rank(
     for name, block, precision, run in runs:
         kernels: list[Kernel] = []
         stored = replace(whole, model=whole.model.of(block), precision=precision)
-        for node in stacked(placed_nodes(block, RankSplit.of(whole.layout)), stack):
+        for node in stacked(placed_nodes(block, split), stack):
             assert not isinstance(node, Stage | BesideExchange)  # nothing overlaps in a server's step
             match node:
                 case Attention() | LatentAttention():
+                    kernels += adapter_kernels(node, stored, options.adapters)
+                    attends = whole_sequences(stored)
                     if dense and engine is not None and isinstance(node, Attention):
-                        kernels += written_keys(node, stored, engine)
-                    for group in groups:
-                        kernels += _attention(node, stored, group, stack)
+                        kernels += written_keys(node, attends, engine)
+                    if layout.cache_shards > 1:
+                        kernels += spread_attention(node, stored, step.groups, step.shared, stack)
+                        continue
+                    for group in step.groups:
+                        kernels += group_attention(node, attends, group, stack)
                 case _ if dense:
                     kernels += node_kernels(node, stored, "prefill", load, stack, options)
                 case Gemm():
                     kernels += adapter_kernels(node, stored.over(node.group), options.adapters)
+                case Grouped():
+                    kernels += adapter_kernels(node, stored, options.adapters)
         if kernels:
             segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
-    if options.lm_head and scored and stage == whole.layout.pp - 1:
-        segments.append(Segment(name="lm_head", kernels=head_kernels(replace(whole, batch=scored), stack, options)))
+    last = options.lm_head and stage == layout.pp - 1
+    if last and dense and (rows := gathered_rows(layout, whole.tokens, whole.model.d_model)):
+        segments.append(Segment(name="gather", kernels=rows))
+    if last and step.scored:
+        head = head_kernels(replace(whole, batch=step.scored), stack, options)
+        segments.append(Segment(name="lm_head", kernels=head))
     return RankProgram(phases=(Phase(name="step", segments=tuple(segments)),))
-
-
-def _attention(node: Attention | LatentAttention, whole: Shape, group: Group, stack: Stack) -> list[Kernel]:
-    if group.phase == "decode" and group.new_tokens > 1:
-        each = replace(group, sequences=group.sequences * group.new_tokens, new_tokens=1)
-        return [packed(kernel, group.new_tokens) for kernel in _attention(node, whole, each, stack)]
-    shape = replace(whole, batch=group.sequences, new_tokens=group.new_tokens, context=group.context)
-    engine = engine_of(stack.engine)
-    if isinstance(node, Attention) and engine is not None:
-        return [paged_attention(node, shape, engine)]
-    if isinstance(node, Attention):
-        return attention_kernels(node, shape, group.phase, stack)
-    return latent_kernels(node, shape, group.phase)
-
-
-def packed(kernel: Kernel, each: int) -> Kernel:
-    """An attention kernel over ``each`` tokens of every sequence, taken for sequences of their own, that reads a
-    sequence's cache once for all of them; other kernels as they are."""
-    work = kernel.work
-    if not isinstance(work, AttentionWork):
-        return kernel
-    once = replace(work, batch=work.batch // each, q_heads=work.q_heads * each)
-    return replace(kernel, work=once, bytes_moved=kernel.bytes_moved / each)

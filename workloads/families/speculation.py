@@ -18,7 +18,7 @@ import numpy as np
 
 from workloads.errors import WorkloadError
 from workloads.families.options import Options
-from workloads.families.ragged import packed
+from workloads.families.ragged_groups import packed
 from workloads.families.transformer import Generation, build_program
 from workloads.model import ModelSpec
 from workloads.parallel import Layout

@@ -247,7 +247,7 @@ class _Rank:
 
     def _ring(self) -> Ring | None:
         layout = self.layout
-        if layout.cp == 1 or layout.cp_mode == "ulysses":
+        if layout.cp == 1 or layout.cp_mode == "ulysses" or layout.cp_mode == "all_gather":
             return None
         return Ring(
             layout="contiguous" if layout.cp_mode == "ring" else layout.cp_mode,

@@ -24,6 +24,11 @@ ROUTERS = {
     "sglang": "python -m sglang_router.launch_router --pd-disaggregation",
     "trtllm": "trtllm-serve disaggregated",
 }
+# Who else than vLLM does what a plan with dcp rests on.
+SPREADS = {
+    "sglang": "SGLang does for latent attention alone",
+    "trtllm": "no flag of trtllm-serve does, so that fewer sequences fit",
+}
 VLLM_IMAGE = "vllm/vllm-openai:latest"
 
 
@@ -45,6 +50,8 @@ def vllm(deployment: Deployment, role: Role) -> list[str]:
     ]  # fmt: skip
     if (pp := deployment.degrees(role)["pp"]) > 1:
         command += ["--pipeline-parallel-size", str(pp)]
+    if (dcp := deployment.degrees(role)["dcp"]) > 1:
+        command += ["--decode-context-parallel-size", str(dcp)]
     if deployment.degrees(role)["ep"] > 1:
         command.append("--enable-expert-parallel")
     if spec.dtype == "fp8_e4m3":
@@ -65,6 +72,8 @@ def sglang(deployment: Deployment, role: Role) -> list[str]:
     ]  # fmt: skip
     if (pp := deployment.degrees(role)["pp"]) > 1:
         command += ["--pp-size", str(pp)]
+    if (dcp := deployment.degrees(role)["dcp"]) > 1:
+        command += ["--dcp-size", str(dcp)]
     if (ep := deployment.degrees(role)["ep"]) > 1:
         command += ["--ep-size", str(ep)]
     if spec.dtype == "fp8_e4m3":
@@ -110,6 +119,8 @@ def script(deployment: Deployment, engine: str) -> str:
         lines.append(f"# The plan limits power on every GPU first: nvidia-smi --power-limit={cap_w:.0f}")
     if engine == "trtllm" and deployment.server.dtype == "fp8_e4m3":
         lines.append("# TensorRT-LLM takes FP8 from the checkpoint: MODEL is one that is quantised so.")
+    if "dcp" in deployment.spec and engine != "vllm":
+        lines.append(f"# The plan spreads caches over ranks that would hold copies of them: {SPREADS[engine]}.")
     if deployment.mode == "disaggregated":
         lines.append(f"# In front of them goes the engine's router of prefill and decode: {ROUTERS[engine]}.")
     for role, count in roles(deployment).items():

@@ -141,9 +141,11 @@ class Deployment:
     reasons: tuple[str, ...] = field(default=())
 
     def degrees(self, role: Role) -> dict[str, int]:
-        """Tensor, expert and pipeline parallel degrees of a replica that plays ``role``."""
+        """Tensor, expert and pipeline parallel degrees of a replica that plays ``role``, and over how many ranks the
+        tokens of its cache are spread."""
         spec, first = self.spec, "prefill_" if role == "prefill" else ""
-        return {name: int(spec.get(first + name, spec.get(name, 1))) for name in ("tp", "ep", "pp")}
+        found = {name: int(spec.get(first + name, spec.get(name, 1))) for name in ("tp", "ep", "pp")}
+        return found | {"dcp": 1 if first else int(spec.get("dcp", 1))}
 
     def width(self, role: Role = "serve") -> int:
         """GPUs of a stage of a replica that plays ``role``."""
@@ -268,6 +270,6 @@ class Deployment:
 
 
 ROW_FIELDS = (
-    "tp", "ep", "pp", "ep_mode", "replicas", "prefill_tp", "prefill_ep", "prefill_replicas", "dtype", "sm_clock_mhz",
-    "power_cap_w", "max_num_seqs", "max_num_batched_tokens",
+    "tp", "ep", "pp", "dcp", "ep_mode", "replicas", "prefill_tp", "prefill_ep", "prefill_replicas", "dtype",
+    "sm_clock_mhz", "power_cap_w", "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip

@@ -25,7 +25,7 @@ from sim.serving.spec import ServeSpec
 REFUSALS = (SimError, workloads.WorkloadError, HardwareError)
 # GPUs of a replica that are tried, and tokens of a step at most.
 GROUPS = (1, 2, 4, 8, 16)
-_DEGREES = ("tp", "ep", "ep_mode")
+_DEGREES = ("tp", "ep", "ep_mode", "dcp")
 # Pipeline stages that are tried inside a replica.
 STAGES = (2, 4)
 # So many ways are looked at in about the time that workers take to start.
@@ -186,6 +186,8 @@ def _ways(question: Question) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     for size in (size for size in GROUPS if size <= question.gpus and question.gpus % size == 0):
         groups.append({"tp": size})
+        if (copies := workloads.cache_copies(model, size)) > 1:
+            groups.append({"tp": size, "dcp": copies})
         groups += [{"tp": size // pp, "pp": pp, "pp_batches": "even"} for pp in STAGES if size % pp == 0]
         if getattr(model, "experts", 0) and size > 1:
             groups.append({"ep": size, "ep_mode": "all_to_all"})
@@ -210,7 +212,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
     spec = ServeSpec.of(**base, **({"prefill_replicas": 1} if unequal else {}))
     group, front = spec.group(), spec.group(prefill=True)
     target = machine_of(group)
-    room = kv_blocks(spec, group, target) * spec.block_tokens
+    room = kv_blocks(spec, group, target) * spec.own_block_tokens(group)
     kv_blocks(spec, front, target)  # refused where weights alone are too much
     _check_positions(question)
 
@@ -219,7 +221,7 @@ def _deployments(question: Question, fields: dict[str, Any]) -> _Found:
         question=question,
         base=base,
         prices=own_prices,
-        prompts=prices_of(spec, front) if unequal else own_prices,
+        prompts=prices_of(spec, front) if unequal or spec.dcp > 1 else own_prices,
         fitting=room // (question.input_len + question.output_len),
         cap_w=target.limits.slow_limit_w,
     )

@@ -65,7 +65,7 @@ class PipelinePrices:
         turns of all batches on the slowest stage; a transfer holds up both its ends.
         """
         costs = [stage.whole(batch, target_w) for stage in self.stages]
-        tokens = batch.decoding + batch.prompt_tokens
+        tokens = self.stages[0].programs.own_tokens(batch)
         moves = [self.handoffs.cost(tokens, stage) for stage in range(len(costs) - 1)]
         through = costs[0]
         for one in (*costs[1:], *moves):
