@@ -104,7 +104,20 @@ class Batch(NamedTuple):
         """The same sequences, each ``steps`` tokens on."""
         decoding, cached, longest, chunks, ending, adapted, adapters = self
         longest = longest + steps if longest else 0
-        return Batch(decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters)
+        return batch_of((decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters))
+
+
+# A batch of all its fields, in order, without a call of Python's own.
+batch_of = cast("Callable[[Iterable[object]], Batch]", partial(tuple.__new__, Batch))
+
+
+class Joules(NamedTuple):
+    """What a step's joules are shared out by: those of its parts, and of all."""
+
+    shared: float
+    prompts: tuple[float, ...]
+    head: float
+    whole: float
 
 
 class StepCost(NamedTuple):
@@ -124,6 +137,19 @@ class StepCost(NamedTuple):
             energy_j += part_j
             cycles += part_cycles
         return cost_of((time_s, energy_j, cycles))
+
+    def joules(self, other: StepCost | None = None, share: float = 0.0) -> Joules:
+        """Its joules, or those ``share`` of the way to the ``other`` cost of its batch: as of :meth:`toward`."""
+        shared, prompts, decoding, head = self[0][1], [cost[1] for cost in self[1]], self[2][1], self[3][1]
+        if other is not None:
+            shared += share * (other[0][1] - shared)
+            prompts = [own + share * (cost[1] - own) for own, cost in zip(prompts, other[1], strict=True)]
+            decoding += share * (other[2][1] - decoding)
+            head += share * (other[3][1] - head)
+        whole = shared
+        for part in (*prompts, decoding, head):
+            whole += part
+        return Joules(shared, tuple(prompts), head, whole)
 
     def plus(self, other: StepCost) -> StepCost:
         """The same batch on two stages, or what drafts tokens and what checks them."""

@@ -43,7 +43,7 @@ class StepPrograms:
         drafted = self.scenario.speculation is not None and not self.layer
         return self.scenario.draft_tokens + 1 if drafted else 1
 
-    @property
+    @cached_property
     def scores(self) -> bool:
         """True where the head is: on the last stage."""
         return self.stage == self.scenario.pp - 1
