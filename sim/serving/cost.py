@@ -98,7 +98,10 @@ class Batch(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """New tokens of prompts."""
-        return sum([chunk.tokens for chunk in self.chunks]) if self.chunks else 0
+        chunks = self[3]
+        if len(chunks) < 2:
+            return chunks[0][0] if chunks else 0
+        return sum([chunk[0] for chunk in chunks])
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
@@ -131,12 +134,23 @@ class StepCost(NamedTuple):
     @property
     def whole(self) -> Cost:
         """Their sum."""
-        time_s, energy_j, cycles = self.shared
-        for part_s, part_j, part_cycles in (*self.prompts, self.decoding, self.head):
+        (
+            (time_s, energy_j, cycles),
+            prompts,
+            (decoding_s, decoding_j, decoding_cycles),
+            (head_s, head_j, head_cycles),
+        ) = self
+        for part_s, part_j, part_cycles in prompts:
             time_s += part_s
             energy_j += part_j
             cycles += part_cycles
-        return cost_of((time_s, energy_j, cycles))
+        return cost_of(
+            (
+                time_s + decoding_s + head_s,
+                energy_j + decoding_j + head_j,
+                cycles + decoding_cycles + head_cycles,
+            )
+        )
 
     def joules(self, other: StepCost | None = None, share: float = 0.0) -> Joules:
         """Its joules, or those ``share`` of the way to the ``other`` cost of its batch: as of :meth:`toward`."""

@@ -25,6 +25,7 @@ from sim.serving.scheduler import Scheduler
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
+PAUSE = Batch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,24 +197,26 @@ class Replica:
     def _pause(self, seconds: float) -> None:
         energy_j = self.governor.pause(seconds)
         self.log.idle_j += energy_j
-        self._note(seconds, 0, Batch(), energy_j, self.governor.clock_hz)
+        self._note(seconds, 0, PAUSE, energy_j, self.governor.clock_hz)
 
     def _one(self, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
+        begin_s = self.env.now
         for sequence, _ in step.pieces:
             record = self.served[sequence.request.number]
-            record.started_s = self.env.now if record.started_s < 0 else record.started_s
-        begin_s = self.env.now
+            if record.started_s < 0:
+                record.started_s = begin_s
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
         hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
         parts = self.prices.joules(step.batch, self.governor.target_w) if step.pieces else None
         cost = self.governor.work(partial(self.prices.whole, step.batch))
-        self._show(begin_s + hold_s, cost.time_s, step.batch)
+        if self.log.window is not None:
+            self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:
             self.clock.ran(1)
-        yield self.env.timeout(begin_s + hold_s + cost.time_s - self.env.now)
+        yield self.env.timeout(begin_s + hold_s + cost.time_s - begin_s)
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
@@ -221,8 +224,9 @@ class Replica:
         if count := step.batch.decoding - len(self._late):
             self.log.gap(self._waited_s + hold_s + cost.time_s, count)
         self._waited_s = 0.0
-        self._catch_up(self._late)
-        self._late.clear()
+        if self._late:
+            self._catch_up(self._late)
+            self._late.clear()
         self._advance(step, 1)
 
     def _catch_up(self, sequences: Iterable[Sequence]) -> None:
@@ -242,7 +246,7 @@ class Replica:
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         first = self.prices.whole(batch, self.governor.target_w)  # remembered for a step by itself
-        power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
+        power_w = max(first.energy_j / first.time_s, last.energy_j / last.time_s) / self.governor.gpus
         if not self.governor.is_steady(power_w):
             return None
         return EvenSteps(count=steps, first=first, last=last, host_s=self.host.seconds(step.sequences))
