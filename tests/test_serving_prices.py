@@ -94,6 +94,16 @@ def test_a_step_costs_the_same_whatever_was_asked_before() -> None:
     assert len(set(costs[::3])) == len(batches)  # of one target: no two batches cost the same
 
 
+@pytest.mark.parametrize("target_w", [700.0, 655.0, 400.0])
+def test_joules_by_themselves_are_those_of_a_steps_parts_to_the_bit(target_w: float) -> None:
+    prices = prices_of()
+    chunks = (Chunk(tokens=300, context=300), Chunk(tokens=200, context=1200))
+    for batch in (Batch(decoding=9, cached=9 * 700, chunks=chunks, ending=1), Batch(decoding=9, cached=9 * 700)):
+        cost, joules = prices.step(batch, target_w), prices.joules(batch, target_w)
+        prompts = tuple(prompt.energy_j for prompt in cost.prompts)
+        assert joules == (cost.shared.energy_j, prompts, cost.head.energy_j, cost.whole.energy_j)
+
+
 def test_equal_ranks_of_one_stream_are_summed_and_others_run() -> None:
     summed = prices_of(tp=4)
     laid = parts.LaidParts()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,14 @@ def test_chakras_own_reader_agrees(run: Timeline, tmp_path: Path) -> None:
             )
             assert {attr.name for attr in node.attr} == set(mine["attrs"])
         assert not protolib.decodeMessage(file, schema.Node())
+
+
+def test_a_run_and_its_trace_are_written_without_pandas(tmp_path: Path) -> None:
+    script = (
+        "import sys; from sim.cli import main\n"
+        f"main(['simulate', 'llama3-8b', '--layers', '1', '--trace', {str(tmp_path / 'run.json.gz')!r}])\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run.json.gz").stat().st_size > 0

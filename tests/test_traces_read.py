@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import traces.read.events
 from sim import simulate
 from sim.cli import main
 from sim.result.trace import write_timeline
@@ -320,3 +322,27 @@ def test_kernels_of_others_may_use_our_names_for_anything(tmp_path: Path) -> Non
     events = [kernel("gemm", 10.0 * i, 5, **args) for i, args in enumerate(others)]
     capture = read_trace([write(tmp_path / "others.json", events)])
     assert len(capture.work) == 2 and not capture.findings
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 10, 1 << 21])
+def test_what_is_read_does_not_hang_on_how_much_is_read_at_once(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulate(model="llama3-8b", gpu="h100", tp=2, layers=2, seq_len=256, overlap_chunks=2)
+    path = write_timeline(run, tmp_path / "run.json.gz")
+    expected = read_trace(path)
+    monkeypatch.setattr(traces.read.events, "BLOCK_BYTES", block_bytes)
+    capture = read_trace(path)
+    assert sorted(capture.names) == sorted(expected.names)
+    assert (capture.collectives, capture.findings) == (expected.collectives, expected.findings)
+    for table in ("work", "calls", "waits", "annotations"):
+        found, wanted = (columns_of(getattr(one, table), one.names) for one in (capture, expected))
+        for name, column in wanted.items():
+            np.testing.assert_array_equal(found[name], column, err_msg=name)
+
+
+def columns_of(table: Any, names: list[str]) -> dict[str, Any]:
+    """Columns by name, numbers of names as the names."""
+    columns = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
+    known = np.array([*names, ""])
+    return {key: known[column] if key in ("name", "family", "kind") else column for key, column in columns.items()}

@@ -127,8 +127,8 @@ class Loop:
     def _window_stays(self, power_w: float) -> bool:
         """True when no window that begins in what has been seen and goes on at ``power_w`` passes the slow limit."""
         over_w = self.seen_w[::-1] - power_w  # the latest ticks first
-        most_w = float(np.maximum.reduce(np.add.accumulate(over_w)))
-        return most_w <= (self.limits.slow_limit_w - power_w) * self._ticks
+        sums_w = np.add.accumulate(over_w, out=over_w)
+        return float(sums_w[sums_w.argmax()]) <= (self.limits.slow_limit_w - power_w) * self._ticks
 
     def rest(self, power_w: float, ticks: int) -> None:
         """Apply ``ticks`` ticks at ``power_w`` at once, none of which changes a limiter."""

@@ -14,7 +14,7 @@ from sim.output.files import write_atomically
 from sim.result.exposure import S_PER_PS
 from sim.result.timeline import Timeline
 from traces.errors import TraceError
-from traces.write.chakra import Collective, Node, NodeKind, NodeType, Value, write_chakra
+from traces.write.chakra import Collective, Node, NodeKind, NodeType, Value, node_of, write_chakra
 from workloads.kernel_names import CollectiveOp
 
 MEASURED = ("energy_j", "duration_ns")  # attributes of each node
@@ -104,7 +104,7 @@ def _nodes(run: Timeline, rank: int, groups: dict[tuple[int, ...], int]) -> Iter
         for kind in made:
             own = (joules, duration_ns)
             tagged = own if len(kind.own) == len(own) else (*own, graph.op_collective[kernel])
-            yield Node(count, kind, after, start_us, duration_us, tagged)
+            yield node_of((count, kind, after, start_us, duration_us, tagged))
             count += 1
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
@@ -178,6 +179,11 @@ class Run:
         """One row a power step and GPU: start, duration, W, SM clock, SMs busy, HBM and link bytes/s."""
         import pandas as pd  # takes as long as a run: only who asks for a table waits for it
 
+        return pd.DataFrame(self.power_columns)
+
+    @cached_property
+    def power_columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of :attr:`power`, without pandas."""
         records = self.records
         states = records.states
         order = np.lexsort((records.step_time_ps, records.step_gpu))
@@ -187,18 +193,16 @@ class Run:
             name: np.array([getattr(s, name) for s in states])
             for name in ("power_w", "clock_hz", "sms_busy", "hbm_bytes_per_s", "link_bytes_per_s")
         }
-        return pd.DataFrame(
-            {
-                "gpu": gpu,
-                "start_s": time_ps * S_PER_PS,
-                "duration_s": duration_s,
-                "power_w": column["power_w"][state],
-                "sm_clock_hz": column["clock_hz"][state],
-                "sms_busy": column["sms_busy"][state],
-                "hbm_bytes_per_s": column["hbm_bytes_per_s"][state],
-                "link_bytes_per_s": column["link_bytes_per_s"][state],
-            }
-        )
+        return {
+            "gpu": gpu,
+            "start_s": time_ps * S_PER_PS,
+            "duration_s": duration_s,
+            "power_w": column["power_w"][state],
+            "sm_clock_hz": column["clock_hz"][state],
+            "sms_busy": column["sms_busy"][state],
+            "hbm_bytes_per_s": column["hbm_bytes_per_s"][state],
+            "link_bytes_per_s": column["link_bytes_per_s"][state],
+        }
 
     def energy_until(self, time_s: float) -> float:
         """Joules of all GPUs from the start to ``time_s``."""

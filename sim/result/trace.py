@@ -228,17 +228,17 @@ def _enclosing(run: Run, ran: _Kernels, outer: dict[tuple[int, int], int], kinds
 
 
 def _counters(run: Run, gpus: list[int]) -> list[Counter]:
-    steps = run.power
+    steps = run.power_columns
     counters = []
     for gpu in gpus:
-        mine = steps[steps["gpu"] == gpu]
-        time_ps = np.round(mine["start_s"].to_numpy() * 1e12).astype(np.int64)
+        mine = steps["gpu"] == gpu
+        time_ps = np.round(steps["start_s"][mine] * 1e12).astype(np.int64)
         for name, unit, column, scale in COUNTERS:
-            if column == "link_bytes_per_s" and not mine[column].any():
+            values = steps[column][mine]
+            if column == "link_bytes_per_s" and not values.any():
                 continue
-            values = mine[column].to_numpy() * scale
-            counters.append(Counter(pid=gpu, name=name, unit=unit, time_ps=time_ps, value=values))
-        joules = np.cumsum((mine["power_w"] * mine["duration_s"]).to_numpy())
+            counters.append(Counter(pid=gpu, name=name, unit=unit, time_ps=time_ps, value=values * scale))
+        joules = np.cumsum(steps["power_w"][mine] * steps["duration_s"][mine])
         ends_ps = np.append(time_ps[1:], run.records.end_ps)
         counters.append(Counter(pid=gpu, name="energy", unit="J", total=True, time_ps=ends_ps, value=joules))
     return counters

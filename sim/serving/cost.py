@@ -98,13 +98,29 @@ class Batch(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """New tokens of prompts."""
-        return sum([chunk.tokens for chunk in self.chunks]) if self.chunks else 0
+        chunks = self[3]
+        if len(chunks) < 2:
+            return chunks[0][0] if chunks else 0
+        return sum([chunk[0] for chunk in chunks])
 
     def later(self, steps: int) -> Batch:
         """The same sequences, each ``steps`` tokens on."""
         decoding, cached, longest, chunks, ending, adapted, adapters = self
         longest = longest + steps if longest else 0
-        return Batch(decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters)
+        return batch_of((decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters))
+
+
+# A batch of all its fields, in order, without a call of Python's own.
+batch_of = cast("Callable[[Iterable[object]], Batch]", partial(tuple.__new__, Batch))
+
+
+class Joules(NamedTuple):
+    """What a step's joules are shared out by: those of its parts, and of all."""
+
+    shared: float
+    prompts: tuple[float, ...]
+    head: float
+    whole: float
 
 
 class StepCost(NamedTuple):
@@ -118,12 +134,36 @@ class StepCost(NamedTuple):
     @property
     def whole(self) -> Cost:
         """Their sum."""
-        time_s, energy_j, cycles = self.shared
-        for part_s, part_j, part_cycles in (*self.prompts, self.decoding, self.head):
+        (
+            (time_s, energy_j, cycles),
+            prompts,
+            (decoding_s, decoding_j, decoding_cycles),
+            (head_s, head_j, head_cycles),
+        ) = self
+        for part_s, part_j, part_cycles in prompts:
             time_s += part_s
             energy_j += part_j
             cycles += part_cycles
-        return cost_of((time_s, energy_j, cycles))
+        return cost_of(
+            (
+                time_s + decoding_s + head_s,
+                energy_j + decoding_j + head_j,
+                cycles + decoding_cycles + head_cycles,
+            )
+        )
+
+    def joules(self, other: StepCost | None = None, share: float = 0.0) -> Joules:
+        """Its joules, or those ``share`` of the way to the ``other`` cost of its batch: as of :meth:`toward`."""
+        shared, prompts, decoding, head = self[0][1], [cost[1] for cost in self[1]], self[2][1], self[3][1]
+        if other is not None:
+            shared += share * (other[0][1] - shared)
+            prompts = [own + share * (cost[1] - own) for own, cost in zip(prompts, other[1], strict=True)]
+            decoding += share * (other[2][1] - decoding)
+            head += share * (other[3][1] - head)
+        whole = shared
+        for part in (*prompts, decoding, head):
+            whole += part
+        return Joules(shared, tuple(prompts), head, whole)
 
     def plus(self, other: StepCost) -> StepCost:
         """The same batch on two stages, or what drafts tokens and what checks them."""

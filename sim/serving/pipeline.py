@@ -295,8 +295,8 @@ class PipelineReplica(Replica):
         if not self.alive:
             self.log.idle_j += energy_j  # burnt for nothing
             return
-        cost = reduce(StepCost.plus, parts) if step.pieces else None
-        slot.share_j += self._bill(step, cost, energy_j)
+        joules = reduce(StepCost.plus, parts).joules() if step.pieces else None
+        slot.share_j += self._bill(step, joules, energy_j)
         if count := step.batch.decoding - len(slot.late):
             self.log.gap(self.env.now - slot.returned_s, count)
         self._catch_up(slot.late)

@@ -93,12 +93,12 @@ class ReplicaGovernor:
     def work(self, cost_at: Callable[[float], Cost]) -> Cost:
         """One step, whose cost at a power target is ``cost_at``: its pace changes when the limiters move."""
         left, spent_s, spent_j, spent_cycles = 1.0, 0.0, 0.0, 0.0
+        gpus, target_w = self.gpus, self.target_w
         while True:
-            target_w = self.target_w
             cost = cost_at(target_w)
             time_s, energy_j, cycles = cost
-            power_w = energy_j / self.gpus / time_s
-            while self.target_w == target_w:
+            power_w = energy_j / gpus / time_s
+            while True:
                 rest_s = left * time_s
                 if rest_s <= self._left_s or self.is_steady(power_w):
                     self.spend(rest_s, power_w)
@@ -111,6 +111,9 @@ class ReplicaGovernor:
                 spent_j += share * energy_j
                 spent_cycles += share * cycles
                 self.spend(self._left_s, power_w)
+                if self.target_w != target_w:
+                    target_w = self.target_w
+                    break
 
     def until_tick_s(self, power_w: float) -> float:
         """How long work at ``power_w`` a GPU goes on before its target may move; infinite where no limiter minds it."""
@@ -120,18 +123,25 @@ class ReplicaGovernor:
         """The GPUs drew ``power_w`` each for ``seconds``."""
         if self.seen is not None:
             self.seen.passed(seconds, power_w, held=not self.limiter.is_resting)
-        limiter = self.limiter
-        while seconds >= self._left_s:
-            seconds -= self._left_s
-            mean_w = (self._since_j + power_w * self._left_s) / limiter.limits.tick_s
+        if seconds < self._left_s:  # most often
+            self._since_j += power_w * seconds
+            self._left_s -= seconds
+            return
+        limiter, tick_s, left_s, since_j = self.limiter, self._tick_s, self._left_s, self._since_j
+        every_s = limiter.limits.tick_s
+        while seconds >= left_s:
+            seconds -= left_s
+            mean_w = (since_j + power_w * left_s) / every_s
+            before_w = limiter.target_w
             limiter.step(mean_w)
             if mean_w > self._steady_w:
                 self._steady_w = -math.inf
-            self._since_j, self._left_s = 0.0, self._tick_s
-            if seconds >= self._tick_s and self.is_steady(power_w):
-                ticks = int(seconds / self._tick_s)
+            since_j, left_s = 0.0, tick_s
+            if seconds >= tick_s and self.is_steady(power_w):
+                ticks = int(seconds / tick_s)
                 limiter.rest(power_w, ticks)
-                seconds = max(0.0, seconds - ticks * self._tick_s)
-            self.target_w = limiter.grid_w
-        self._since_j += power_w * seconds
-        self._left_s -= seconds
+                seconds = max(0.0, seconds - ticks * tick_s)
+            if limiter.target_w != before_w:
+                self.target_w = limiter.grid_w
+        self._since_j = since_j + power_w * seconds
+        self._left_s = left_s - seconds

@@ -23,7 +23,7 @@ from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
 from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends
-from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part, StepCost
+from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Joules, Part, StepCost
 from sim.serving.parts import PartTable, played, table_of
 from sim.serving.step_programs import StepPrograms, joined
 from workloads.engine import HostPace
@@ -72,8 +72,8 @@ class StepPrices:
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
     # The same after the rest of a step that only decodes, where these are all that it takes: by what it is and target.
     _ends: dict[tuple[tuple[int, int, int, int], int], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
-    # And by power target (W), where these are the same at both targets that it lies between.
-    _level: dict[tuple[tuple[int, int, int, int], float], tuple[Cost, Cost, Cost]] = field(default_factory=dict)
+    # And by power target (W), then by what it is, where these are the same at both targets that it lies between.
+    _level: dict[float, dict[tuple[int, int, int, int], tuple[Cost, Cost, Cost]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -107,12 +107,18 @@ class StepPrices:
         cost = self._at(batch, at)
         return cost.toward(self._at(batch, at - 1), share) if share else cost
 
+    def joules(self, batch: Batch, target_w: float = math.inf) -> Joules:
+        """The joules of :meth:`step`: quicker."""
+        at, share = self._places.get(target_w) or self.targets(target_w)
+        cost = self._at(batch, at)
+        return cost.joules(self._at(batch, at - 1), share) if share else cost.joules()
+
     def whole(self, batch: Batch, target_w: float = math.inf) -> Cost:
         """The sum of :meth:`step`, without its parts: quicker."""
         if batch is not self._last:
             self._begin(batch)
-        ends = self._level.get((self._alike, target_w))
-        if ends is not None and self._share and not batch.chunks:
+        decodes = self._share and not batch.chunks  # only, somewhere between two contexts
+        if decodes and (level := self._level.get(target_w)) and (ends := level.get(self._alike)):
             return ends[0].and_between(ends[1], ends[2], self._share)
         at, share = self._places.get(target_w) or self.targets(target_w)
         known = self._last_sums
@@ -120,9 +126,9 @@ class StepPrices:
         if not share:
             return cost
         cost = cost.toward(known.get(at - 1) or self._sum_at(batch, at - 1), share)
-        ends = self._ends.get((self._alike, at))
-        if ends is not None and ends == self._ends.get((self._alike, at - 1)):  # neither target holds its kernels back
-            self._level[self._alike, target_w] = ends
+        ends = self._ends.get((self._alike, at)) if decodes else None
+        if ends and ends == self._ends.get((self._alike, at - 1)):  # neither target holds its kernels back
+            self._level.setdefault(target_w, {})[self._alike] = ends
         return cost
 
     def targets(self, target_w: float) -> tuple[int, float]:
@@ -199,11 +205,15 @@ class StepPrices:
         return self._sum_at(batch, target) if known is None else known
 
     def _priced(self, batch: Batch, target: int) -> StepCost:
+        tokens = self.programs.own_tokens(batch)
+        shared = self._known_rows.get(("shared", tokens, target, 0)) or self._rows("shared", tokens, target)
+        if batch.adapters:
+            shared += self._adapted(batch, target)
         cost = StepCost(
-            shared=self._rows("shared", self.programs.own_tokens(batch), target) + self._adapted(batch, target),
-            prompts=self._prompts(batch, target),
-            decoding=self._decoding(batch, target) if batch.decoding else NOTHING,
-            head=self._head(batch, target),
+            shared,
+            self._prompts(batch, target),
+            self._decoding(batch, target) if batch.decoding else NOTHING,
+            self._head(batch, target),
         )
         for draft in self._drafts(batch):
             assert self.draft is not None
@@ -221,9 +231,12 @@ class StepPrices:
 
     def _prompts(self, batch: Batch, target: int) -> tuple[Cost, ...]:
         """The attention of each piece of a prompt, and its share of the images that are encoded in the step."""
-        own = [self._chunk(chunk, target) + self._exchanged(chunk, batch, target) for chunk in batch.chunks]
-        images = batch.images if self.programs.sees else {}
-        for patches, count in images.items():
+        own = [self._chunk(chunk, target) for chunk in batch.chunks]
+        if self._spread > 1:
+            own = [cost + self._exchanged(chunk, batch, target) for cost, chunk in zip(own, batch.chunks, strict=True)]
+        if not self.programs.sees:
+            return tuple(own)
+        for patches, count in batch.images.items():
             cost = self._encoded(count, patches, target)
             for place, chunk in enumerate(batch.chunks):
                 if chunk.images and chunk.patches == patches:
@@ -232,8 +245,6 @@ class StepPrices:
 
     def _exchanged(self, chunk: Chunk, batch: Batch, target: int) -> Cost:
         """A piece's share of what ranks exchange once for all of a step's prompts."""
-        if self._spread == 1:
-            return NOTHING
         cost, mine, all_of_them = NOTHING, *map(self.programs.shared_tokens, ([chunk], batch.chunks))
         if mine.new and self.scenario.cp > 1:
             cost += NOTHING.toward(self._rows("gathered", all_of_them.new, target), mine.new / all_of_them.new)
@@ -269,7 +280,10 @@ class StepPrices:
 
     def _head(self, batch: Batch, target: int) -> Cost:
         scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0
-        return self._rows("head", scored, target) + self.drawing(batch) if scored else NOTHING
+        if not scored:
+            return NOTHING
+        cost = self._known_rows.get(("head", scored, target, 0)) or self._rows("head", scored, target)
+        return cost if self.sampling is None else cost + self.drawing(batch)
 
     def _decoding(self, batch: Batch, target: int) -> Cost:
         """The attention of the sequences that decode."""
@@ -301,6 +315,9 @@ class StepPrices:
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens
+        if not before:  # a prompt from its beginning
+            known = self._known_rows.get(("chunk", chunk.tokens, target, 0))
+            return known or self._rows("chunk", chunk.tokens, target)
         low, high = cached_ends(before, self._spread)
         cost = self._rows("chunk", chunk.tokens, target, low)
         if before <= low:

@@ -13,18 +13,19 @@ from hardware.clock import ClockLimits
 from sim.serving.adapters import AdapterSlots
 from sim.serving.buckets import context_ends
 from sim.serving.clock import CATCH_UP_STEPS, PhaseClock, SloClock
-from sim.serving.cost import Batch, Cost, StepCost
+from sim.serving.cost import Batch, Cost, Joules
 from sim.serving.even_steps import EvenSteps
 from sim.serving.host import HostTime
 from sim.serving.inflight import PlannedStep, Sequence
 from sim.serving.launched import LaunchedAhead
 from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
-from sim.serving.records import Log, RunStep, Served, Stretch
+from sim.serving.records import Log, RunStep, Served, stretch_of
 from sim.serving.scheduler import Scheduler
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
+PAUSE = Batch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,24 +201,26 @@ class Replica:
     def _pause(self, seconds: float) -> None:
         energy_j = self.governor.pause(seconds)
         self.log.idle_j += energy_j
-        self._note(seconds, 0, Batch(), energy_j, self.governor.clock_hz)
+        self._note(seconds, 0, PAUSE, energy_j, self.governor.clock_hz)
 
     def _one(self, step: PlannedStep) -> Generator[simpy.Event, Any, None]:
+        begin_s = self.env.now
         for sequence, _ in step.pieces:
             record = self.served[sequence.request.number]
-            record.started_s = self.env.now if record.started_s < 0 else record.started_s
-        begin_s = self.env.now
+            if record.started_s < 0:
+                record.started_s = begin_s
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
         hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, begin_s + hold_s)
         if hold_s:
             self._pause(hold_s)
-        parts = self.prices.step(step.batch, self.governor.target_w) if step.pieces else None
+        parts = self.prices.joules(step.batch, self.governor.target_w) if step.pieces else None
         cost = self.governor.work(partial(self.prices.whole, step.batch))
-        self._show(begin_s + hold_s, cost.time_s, step.batch)
+        if self.log.window is not None:
+            self._show(begin_s + hold_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:
             self.clock.ran(1)
-        yield self.env.timeout(begin_s + hold_s + cost.time_s - self.env.now)
+        yield self.env.timeout(begin_s + hold_s + cost.time_s - begin_s)
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
@@ -225,8 +228,9 @@ class Replica:
         if count := step.batch.decoding - len(self._late):
             self.log.gap(self._waited_s + hold_s + cost.time_s, count)
         self._waited_s = 0.0
-        self._catch_up(self._late)
-        self._late.clear()
+        if self._late:
+            self._catch_up(self._late)
+            self._late.clear()
         self._advance(step, 1)
 
     def _catch_up(self, sequences: Iterable[Sequence]) -> None:
@@ -246,7 +250,7 @@ class Replica:
         steps = max(1, min(steps, longest, int(context_ends(mean + 1e-9)[1] - mean) + 1))
         last = self.prices.whole(batch.later(steps - 1), self.governor.target_w)
         first = self.prices.whole(batch, self.governor.target_w)  # remembered for a step by itself
-        power_w = max(cost.energy_j / cost.time_s for cost in (first, last)) / self.governor.gpus
+        power_w = max(first.energy_j / first.time_s, last.energy_j / last.time_s) / self.governor.gpus
         if not self.governor.is_steady(power_w):
             return None
         return EvenSteps(count=steps, first=first, last=last, host_s=self.host.seconds(step.sequences))
@@ -301,29 +305,28 @@ class Replica:
         begin_s = self._since_s
         self._since_s += seconds
         self.busy_s += seconds if steps else 0.0
-        # In the order of the fields: of many rows their names would be the most of the work.
         self.log.stretches.append(
-            Stretch(
+            stretch_of((
                 self.number, begin_s, self._since_s, steps, batch.decoding, batch.prompt_tokens,
-                self.scheduler.waiting, self.scheduler.pool.used, energy_j, self.governor.target_w, clock_hz,
-            )
+                self.scheduler.waiting, self.scheduler.pool.used, energy_j, self.governor.target_w, clock_hz, 0,
+            ))
         )  # fmt: skip
 
-    def _bill(self, step: PlannedStep, cost: StepCost | None, energy_j: float) -> float:
+    def _bill(self, step: PlannedStep, parts: Joules | None, energy_j: float) -> float:
         """Share a step's joules: what all tokens pass through by tokens, attention and head by whose they are.
 
-        ``cost`` is None of steps without prompts. Returns the part of each sequence that decodes.
+        ``parts`` are None of steps without prompts. Returns the part of each sequence that decodes.
         """
         batch, spent_j = step.batch, 0.0
-        if cost is not None:
+        if parts is not None:
             checked = batch.decoding * self.prices.each
             tokens, scored = checked + batch.prompt_tokens, checked + batch.ending
-            a_token = cost.shared.energy_j / tokens
-            a_score = cost.head.energy_j / scored if scored else 0.0
-            scale = energy_j / cost.whole.energy_j
-            for (sequence, count), attention in zip(step.pieces, cost.prompts, strict=True):
+            a_token = parts.shared / tokens
+            a_score = parts.head / scored if scored else 0.0
+            scale = energy_j / parts.whole
+            for (sequence, count), attention_j in zip(step.pieces, parts.prompts, strict=True):
                 ends = sequence.computed + count == sequence.target
-                mine_j = scale * (count * a_token + attention.energy_j + ends * a_score)
+                mine_j = scale * (count * a_token + attention_j + ends * a_score)
                 self.served[sequence.request.number].prefill_j += mine_j
                 spent_j += mine_j
         self.log.prefill_j += spent_j

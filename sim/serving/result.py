@@ -262,7 +262,8 @@ class ServeResult:
 
     def _gpu_hours(self) -> float:
         """Hours of all GPUs that are on; a GPU in two partitions has two timelines, a stage one of its own."""
-        seconds = sum((one.end_s - one.start_s) * self.spec.gpus_of(one.replica) for one in self.log.stretches)
+        gpus = {replica: self.spec.gpus_of(replica) for replica in {one.replica for one in self.log.stretches}}
+        seconds = sum([(one.end_s - one.start_s) * gpus[one.replica] for one in self.log.stretches])
         return seconds / 3600.0 / self.spec.sides / self.spec.pp
 
     def _beyond(self, table: pd.DataFrame) -> int:

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sim.serving.cost import Batch, Chunk
+from sim.serving.cost import Batch, Chunk, batch_of
 from sim.serving.images import ImageRoom
 from sim.serving.inflight import Limits, PlannedStep, Sequence
 from sim.serving.kv import BlockPool
@@ -103,7 +103,8 @@ class Scheduler:
         if self.images is not None:
             self.images.begin()
         if not (self._waiting or self.prefilling or self._swapped_tokens or self.limits.max_loras):
-            return PlannedStep(Batch(len(self.running), self.cached_tokens, self._longest()), (), 0)
+            batch = batch_of((len(self.running), self.cached_tokens, self._longest(), (), 0, 0, 0))
+            return PlannedStep(batch, (), 0)
         budget = self.limits.max_num_batched_tokens - self.limits.checked_tokens * len(self.running)
         pieces: list[tuple[Sequence, int]] = []
         for sequence in self.prefilling:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import simpy
 
+from inputs.collector import collector_paused
 from sim.engine.resources.network import Network
 from sim.errors import ScenarioError
 from sim.scenario.machine import Machine, machine_of
@@ -75,18 +74,6 @@ def serve(
     return run
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No search for cycles of objects meanwhile: a run makes none, and would be searched again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Server:
     spec: ServeSpec
@@ -146,7 +133,7 @@ class _Server:
             self._queue = self.traffic[::-1]
             for _ in range(min(spec.concurrency, len(self.traffic))):
                 self._next()
-        with _collector_paused():
+        with collector_paused():
             self.env.run(until=self.over)
         for replica in (*self.front, *self.back):
             if replica.alive:

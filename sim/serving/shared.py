@@ -182,7 +182,7 @@ class ReplicaSide(Replica):
             yield self.env.timeout(hold_s)
         self.idle_until_now()
         begun_s = self.env.now
-        parts = self.prices.step(step.batch, self.governor.target_w)
+        parts = self.prices.joules(step.batch, self.governor.target_w)
         cost = yield from self.shared.work(self.side, step.batch)
         self._show(begun_s, cost.time_s, step.batch)
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)

@@ -75,7 +75,7 @@ class StepPrograms:
             return NONE_SHARED
         return workloads.SharedTokens.of(self.layout, [chunk_group(one.tokens, one.context) for one in chunks])
 
-    @property
+    @cached_property
     def scores(self) -> bool:
         """True where the head is: on the last stage."""
         return self.stage == self.scenario.pp - 1

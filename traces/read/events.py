@@ -16,7 +16,7 @@ import numpy as np
 from traces.errors import TraceError
 from traces.read.mend import Mended, mend
 
-BLOCK_BYTES = 1 << 21
+BLOCK_BYTES = 1 << 19  # what becomes of it stays in a core's cache: blocks of 2 MiB take a quarter longer
 NEWLINE = ord("\n")
 EVENT_LIMIT_BYTES = 1 << 26  # one event, or all that stands before or after the events, must fit
 SMS_LIMIT = 1 << 16

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from inputs.collector import collector_paused
 from traces.capture import (
     NONE,
     Annotations,
@@ -57,7 +58,8 @@ def read_trace(paths: Path | Sequence[Path], window: Window | None = None) -> Ca
     in ``findings``. Raises :class:`TraceError` with file, line and remedy.
     """
     files = _files(paths)
-    parts = [read_any(path) for path in files]
+    with collector_paused():  # of millions of events, none is part of a cycle
+        parts = [read_any(path) for path in files]
     for part in parts:
         leave_out_far(part)
     if not any(len(block[0]) for part in parts for block in part.rows.work):

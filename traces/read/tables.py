@@ -193,7 +193,10 @@ def take_counts(events: list[Event], rows: Rows, reading: Reading) -> None:
 
 def args_of(events: list[Event]) -> list[Args]:
     """Their arguments; none where they are no table."""
-    return [event.args if isinstance(event.args, Args) else NOTHING for event in events]
+    args: list[Any] = [event.args for event in events]
+    if all(issubclass(kind, Args) for kind in set(map(type, args))):
+        return args
+    return [one if isinstance(one, Args) else NOTHING for one in args]
 
 
 def _collective(a: Args, rows: Rows) -> int:
