@@ -19,10 +19,10 @@ from hardware.calibrate.tables import LEAST_TOKENS, read_table
 from hardware.calibrate.tables_experts import LEAST_S
 from hardware.catalog import list_gpus, load_gpu
 from hardware.gpu import GpuSpec
-from hardware.laws.engine_price import engine_elementwise_terms, tile_of
+from hardware.laws.engine_price import moved_terms, tile_of
 from hardware.laws.price import decode_terms, gemm_terms, prefill_terms
 from hardware.laws.routed import routed_base_terms
-from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes, RoutedSizes
+from hardware.laws.sizes import DecodeSizes, GemmSizes, MovedSizes, PrefillSizes, RoutedSizes
 from hardware.laws.terms import KernelTerms, time_s
 from hardware.profile import Profile, profile_for
 from sim import simulate
@@ -83,7 +83,7 @@ def experts(profile: Profile, gpu: GpuSpec, row: Row) -> list[KernelTerms]:
     )  # fmt: skip
     moved = {"expert_act": (all_rows, 6.0 * all_rows * inner),
              "expert_sum": (row["num_tokens"], 2.0 * (all_rows + row["num_tokens"]) * width)}  # fmt: skip
-    rest = [engine_elementwise_terms(laws, gpu, op=op, rows=rows, bytes_moved=n) for op, (rows, n) in moved.items()]
+    rest = [moved_terms(laws, gpu, MovedSizes(op=op, rows=rows, bytes_moved=n)) for op, (rows, n) in moved.items()]
     both = [routed_base_terms(laws.routed["bf16"], one, gpu) for one in (first, replace(first, n=width, k=inner))]
     return both + [one for one in rest if one is not None]
 

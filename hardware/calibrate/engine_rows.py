@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.laws.decoder import ConvolutionSizes
+from hardware.laws.sizes import MovedSizes
 
 Row = Mapping[str, Any]
 ENGINE_KINDS = frozenset(
@@ -36,17 +36,7 @@ IMAGE_ELEMENTS = {
 COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4, "quantise": 3}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """A row of a memory-bound kernel: the name of its law, its rows (of ``images``), and the bytes that it moves."""
-
-    op: str
-    rows: int
-    bytes_moved: float
-    images: int = 1
-
-
-def moved_of(row: Row) -> Moved:
+def moved_of(row: Row) -> MovedSizes:
     """What an elementwise row of the engine is."""
     match row["kind"]:
         case "vllm_quantise":
@@ -73,10 +63,10 @@ def moved_of(row: Row) -> Moved:
         case "diffusers_image":
             images = row.get("batch") or 1
             rows = images * max(row["frames"], 1) * row["height"] * row["width"]
-            return Moved(op=image_op(row), rows=rows, bytes_moved=images * _image(row), images=images)
+            return MovedSizes(op=image_op(row), rows=rows, bytes_moved=images * _image(row), images=images)
         case other:
             raise HardwareError(f"kind '{other}' is no elementwise kernel of an engine")
-    return Moved(op=op, rows=rows, bytes_moved=moved)
+    return MovedSizes(op=op, rows=rows, bytes_moved=moved)
 
 
 def image_op(row: Row) -> str:

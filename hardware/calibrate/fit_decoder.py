@@ -104,10 +104,8 @@ def group_norm_law(rows: Sequence[Row], fits: EngineFamilies, gpu: GpuSpec) -> G
             "core_byte_energy_j",
             "hbm_byte_energy_j",
         ),
-        terms_of=lambda c, row: group_norm_base_terms(
-            c, gpu, images=moved_of(row).images, bytes_moved=moved_of(row).bytes_moved
-        ),
-        features_of=lambda row: group_norm_features(moved_of(row).images, moved_of(row).bytes_moved),
+        terms_of=lambda c, row: group_norm_base_terms(c, gpu, moved_of(row)),
+        features_of=lambda row: group_norm_features(moved_of(row)),
     )
     learning = Learning(lengths=NORM_LENGTHS, time=(0.15, 0.02), energy=(0.1, 0.03))
     found: GroupNormCoefficients = fits.add("norm", norms, law, learning)

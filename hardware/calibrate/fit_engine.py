@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
-from hardware.calibrate.engine_rows import Moved, moved_of, prefill_of, read_engine_records
+from hardware.calibrate.engine_rows import moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_adapters import adapter_laws
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_decoder import decoder_laws, group_norm, group_norm_law
@@ -39,11 +39,10 @@ from hardware.laws.elementwise import (
     ElementwiseCoefficients,
     memory_bound,
 )
-from hardware.laws.engine_price import elementwise_features, image_base_terms, scaled_base_terms, scaled_features
+from hardware.laws.engine_price import moved_base_terms, moved_features, scaled_base_terms, scaled_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
 from hardware.laws.sizes import RoutedSizes
-from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile, profile_for
 
 # Length scales of the corrections (octaves) in the coordinates of each family.
@@ -83,16 +82,6 @@ ROUTED_START = RoutedCoefficients(
     hbm_byte_energy_j=107e-12,
     sm_power_w=50.0,
 )
-
-
-def moved_terms(c: ElementwiseCoefficients, moved: Moved, gpu: GpuSpec) -> KernelTerms:
-    """Uncorrected terms of a memory-bound kernel of the engine."""
-    return image_base_terms(c, gpu, op=moved.op, rows=moved.rows, bytes_moved=moved.bytes_moved, images=moved.images)
-
-
-def moved_features(moved: Moved) -> tuple[float, ...]:
-    """Correction coordinates of a memory-bound kernel of the engine."""
-    return elementwise_features(moved.bytes_moved, moved.rows, moved.images)
 
 
 def routed_sizes(row: Row) -> RoutedSizes:
@@ -209,7 +198,7 @@ def fit_engine(
         memory_bound = Law(
             start=pass_start,
             free=free,
-            terms_of=lambda c, row: moved_terms(c, moved_of(row), gpu),
+            terms_of=lambda c, row: moved_base_terms(c, gpu, moved_of(row)),
             features_of=lambda row: moved_features(moved_of(row)),
         )
         at_clocks = pairs.get(op, [])

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from hardware.engine_laws import EngineLaws
 from hardware.gpu import GpuSpec
-from hardware.laws.engine_price import engine_elementwise_terms, tile_of
+from hardware.laws.engine_price import moved_terms, tile_of
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms
-from hardware.laws.sizes import RoutedSizes
+from hardware.laws.sizes import MovedSizes, RoutedSizes
 from hardware.laws.terms import time_s
 from hardware.profile import Profile, Provenance
 
@@ -65,7 +65,7 @@ def call_s(c: RoutedCoefficients, laws: EngineLaws, gpu: GpuSpec, row: Mapping[H
         "expert_sum": (row["num_tokens"], 2.0 * (first.rows + row["num_tokens"]) * second.n),
     }
     rest = [
-        engine_elementwise_terms(laws, gpu, op=op, rows=rows, bytes_moved=data) for op, (rows, data) in moved.items()
+        moved_terms(laws, gpu, MovedSizes(op=op, rows=rows, bytes_moved=data)) for op, (rows, data) in moved.items()
     ]
     terms = [routed_base_terms(c, sizes, gpu) for sizes in (first, second)] + [one for one in rest if one is not None]
     return math.fsum(time_s(one, sms=gpu.sms, sm_clock_hz=gpu.max_clock_hz) for one in terms)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
+from hardware.laws.sizes import MovedSizes
 from hardware.laws.streaming import few_sms
 from hardware.laws.terms import KernelTerms
 
@@ -157,18 +158,16 @@ def reordered_bytes(bytes_moved: float, *, pixels: int, l2_bytes: float) -> floa
 
 
 @lru_cache(maxsize=1024)
-def group_norm_base_terms(
-    c: GroupNormCoefficients, gpu: GpuSpec, *, images: int, bytes_moved: float, fresh: bool = False
-) -> KernelTerms:
-    """Terms of a group norm over ``images``, each of which has a block for each of 32 groups.
+def group_norm_base_terms(c: GroupNormCoefficients, gpu: GpuSpec, sizes: MovedSizes) -> KernelTerms:
+    """Terms of a group norm over images, each of which has a block for each of 32 groups.
 
     Blocks of several images stand side by side, on SMs of their own and then up to four on each; the pass over all
-    numbers grows with them. Its input lies in L2 where what was touched last fits there: the input alone where it is
-    ``fresh``, just written in place; else as much again.
+    numbers grows with them. Its input lies in L2 where what was touched last fits there: the input alone where it was
+    just written in place; else as much again.
     """
-    blocks = NORM_GROUPS * images
+    blocks, bytes_moved = NORM_GROUPS * sizes.images, sizes.bytes_moved
     read_bytes = _NORM_READ_SHARE * bytes_moved
-    share = hbm_share(_NORM_HELD * (read_bytes if fresh else 2.0 * read_bytes), gpu.l2_bytes)
+    share = hbm_share(_NORM_HELD * (read_bytes if sizes.fresh else 2.0 * read_bytes), gpu.l2_bytes)
     a_byte_s = share / c.block_bytes_per_s + (1.0 - share) / c.block_l2_bytes_per_s
     read_s = read_bytes / blocks * a_byte_s
     rounds = max(1.0, blocks / (_NORM_BLOCKS_PER_SM * gpu.sms))
@@ -185,9 +184,9 @@ def group_norm_base_terms(
     )
 
 
-def group_norm_features(images: int, bytes_moved: float) -> tuple[float, ...]:
+def group_norm_features(sizes: MovedSizes) -> tuple[float, ...]:
     """Correction coordinates (log2): bytes that an image moves, and images."""
-    return (math.log2(max(bytes_moved / images, 1.0)), math.log2(images))
+    return (math.log2(max(sizes.bytes_moved / sizes.images, 1.0)), math.log2(sizes.images))
 
 
 @lru_cache(maxsize=1024)

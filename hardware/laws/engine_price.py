@@ -33,7 +33,7 @@ from hardware.laws.decoder import (
 from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
 from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
-from hardware.laws.sizes import DecodeSizes, GemmSizes, PrefillSizes, RoutedSizes
+from hardware.laws.sizes import DecodeSizes, GemmSizes, MovedSizes, PrefillSizes, RoutedSizes
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -83,41 +83,33 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
     return KernelTerms(floor_s=seconds, blocks=1, cycles_per_block=0.0)
 
 
-def engine_elementwise_terms(
-    laws: EngineLaws, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int = 1, fresh: bool = False
-) -> KernelTerms | None:
-    """A memory-bound kernel of the engine; None for one without rows.
-
-    ``images``: of how many the rows are, where an image's size counts and not that of all of them. ``fresh``: its input
-    was just written in place.
-    """
-    if op == GROUP_NORM and laws.norm is not None:
-        learnt, x = laws.learnt("norm"), group_norm_features(images, bytes_moved)
-        terms = group_norm_base_terms(laws.norm, gpu, images=images, bytes_moved=bytes_moved, fresh=fresh)
+def moved_terms(laws: EngineLaws, gpu: GpuSpec, sizes: MovedSizes) -> KernelTerms | None:
+    """A memory-bound kernel of the engine; None for one without rows."""
+    if sizes.op == GROUP_NORM and laws.norm is not None:
+        learnt, x = laws.learnt("norm"), group_norm_features(sizes)
+        terms = group_norm_base_terms(laws.norm, gpu, sizes)
         return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
-    coefficients = laws.elementwise.get(op)
+    coefficients = laws.elementwise.get(sizes.op)
     if coefficients is None:
         return None
-    terms = image_base_terms(coefficients, gpu, op=op, rows=rows, bytes_moved=bytes_moved, images=images)
-    learnt = laws.learnt(f"elementwise.{op}")
-    x = elementwise_features(bytes_moved, rows, images)
+    learnt, x = laws.learnt(f"elementwise.{sizes.op}"), moved_features(sizes)
+    terms = moved_base_terms(coefficients, gpu, sizes)
     return replace(corrected(terms, learnt.time, learnt.energy, x), extrapolated=learnt.time.above(x))
 
 
-def image_base_terms(
-    c: ElementwiseCoefficients, gpu: GpuSpec, *, op: str, rows: int, bytes_moved: float, images: int
-) -> KernelTerms:
-    """Uncorrected terms of a memory-bound kernel of an engine over ``rows`` of ``images``."""
-    if op == REORDERING:
-        bytes_moved = reordered_bytes(bytes_moved, pixels=rows // images, l2_bytes=gpu.l2_bytes)
-    blocks = max(1, int(bytes_moved // 8192))
-    return elementwise_base_terms(c, gpu, rows=max(rows, 1), bytes_moved=bytes_moved, launched_blocks=blocks)
+def moved_base_terms(c: ElementwiseCoefficients, gpu: GpuSpec, sizes: MovedSizes) -> KernelTerms:
+    """Uncorrected terms of a memory-bound kernel of an engine."""
+    moved = sizes.bytes_moved
+    if sizes.op == REORDERING:
+        moved = reordered_bytes(moved, pixels=sizes.rows // sizes.images, l2_bytes=gpu.l2_bytes)
+    blocks = max(1, int(moved // 8192))
+    return elementwise_base_terms(c, gpu, rows=max(sizes.rows, 1), bytes_moved=moved, launched_blocks=blocks)
 
 
-def elementwise_features(bytes_moved: float, rows: int, images: int = 1) -> tuple[float, ...]:
+def moved_features(sizes: MovedSizes) -> tuple[float, ...]:
     """Correction coordinates (log2): bytes moved for an image, and bytes a row (a block takes one)."""
-    moved = max(bytes_moved, 1.0)
-    return (math.log2(max(moved / images, 1.0)), math.log2(max(moved / max(rows, 1), 1.0)))
+    moved = max(sizes.bytes_moved, 1.0)
+    return (math.log2(max(moved / sizes.images, 1.0)), math.log2(max(moved / max(sizes.rows, 1), 1.0)))
 
 
 def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:

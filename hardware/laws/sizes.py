@@ -16,6 +16,21 @@ def element_bytes(dtype: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedSizes:
+    """A memory-bound kernel of an engine: the name of its law, its rows and the bytes that it moves.
+
+    ``images``: of how many the rows are, where an image's size counts and not that of all of them. ``fresh``: the
+    kernel before it wrote its input in place.
+    """
+
+    op: str
+    rows: int
+    bytes_moved: float
+    images: int = 1
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSizes:
     """``count`` products ``(m x k) . (k x n)`` of ``dtype`` in one kernel; ``out_bytes`` an element of the result."""
 

@@ -10,8 +10,8 @@ from hardware.laws.engine_price import (
     convolution_terms,
     engine_all_reduce_terms,
     engine_decode_terms,
-    engine_elementwise_terms,
     engine_prefill_terms,
+    moved_terms,
     routed_gemm_terms,
     scaled_gemm_terms,
     stand_in,
@@ -22,7 +22,7 @@ from hardware.laws.engine_price import (
 from hardware.laws.sizes import RoutedSizes
 from hardware.laws.terms import KernelTerms
 from hardware.profile import Profile
-from sim.build.kernel_sizes import convolution_sizes, decode_sizes, element, prefill_sizes
+from sim.build.kernel_sizes import convolution_sizes, decode_sizes, element, moved_sizes, prefill_sizes
 from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
 from workloads.work import (
     AdapterGemmWork,
@@ -47,15 +47,7 @@ def engine_terms(work: Work, profile: Profile, gpu: GpuSpec) -> KernelTerms | No
         return None
     match work:
         case ElementwiseWork():
-            return engine_elementwise_terms(
-                laws,
-                gpu,
-                op=work.op.value,
-                rows=work.rows,
-                bytes_moved=float(work.bytes_moved),
-                images=work.images,
-                fresh=work.fresh,
-            )
+            return moved_terms(laws, gpu, moved_sizes(work))
         case ConvolutionWork():
             return convolution_terms(laws, gpu, convolution_sizes(work))
         case AttentionWork() if work.head_dim > MOST_FLASH_HEAD_DIM:

@@ -7,13 +7,22 @@ from hardware.laws.adapters import AdapterSizes
 from hardware.laws.collective import even_buffer
 from hardware.laws.decoder import ConvolutionSizes
 from hardware.laws.routes import pattern_of
-from hardware.laws.sizes import CollectiveSizes, DecodeSizes, GemmSizes, GroupedSizes, LatentSizes, PrefillSizes
+from hardware.laws.sizes import (
+    CollectiveSizes,
+    DecodeSizes,
+    GemmSizes,
+    GroupedSizes,
+    LatentSizes,
+    MovedSizes,
+    PrefillSizes,
+)
 from workloads.work import (
     AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     ConvolutionWork,
     DType,
+    ElementwiseWork,
     GemmWork,
     GroupedGemmWork,
 )
@@ -36,6 +45,13 @@ def prefill_sizes(work: AttentionWork) -> PrefillSizes:
         kv_heads=work.kv_heads,
         head_dim=work.mean_head_dim,
         causal=work.causal,
+    )
+
+
+def moved_sizes(work: ElementwiseWork) -> MovedSizes:
+    """A memory-bound kernel of an engine."""
+    return MovedSizes(
+        op=work.op.value, rows=work.rows, bytes_moved=float(work.bytes_moved), images=work.images, fresh=work.fresh
     )
 
 
