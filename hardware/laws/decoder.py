@@ -152,7 +152,7 @@ def reordered_bytes(bytes_moved: float, *, pixels: int, l2_bytes: float) -> floa
     channel on them: from L2 as long as one line a pixel stays there.
 
     >>> [round(reordered_bytes(1e6, pixels=side**2, l2_bytes=50e6)) for side in (512, 768, 1024)]
-    [1000000, 2275000, 3500000]
+    [1000000, 2274874, 3500000]
     """
     return bytes_moved * (1.0 + _READ_AGAIN * hbm_share(_LINE_BYTES * pixels, l2_bytes))
 
