@@ -13,7 +13,7 @@ from sim import simulate
 from sim.serving import serve
 from sim.validation.records import read_records
 from sim.validation.validate import validate
-from workloads import Group, Layout, Options, build_ragged, load_model
+from workloads import Group, Layout, Options, RaggedStep, build_ragged, load_model
 from workloads.engine import load_engine
 from workloads.kernels import host_seconds
 from workloads.program import Kernel
@@ -31,7 +31,9 @@ STEP: dict[str, Any] = {
 def kernels_of(stack: str, groups: list[Group]) -> list[Kernel]:
     """Kernels of a step of one layer on the second rank."""
     options = Options(stack=stack, layers=1)
-    program = build_ragged(load_model(str(CONFIG)), Layout(tp=2, dcp=2), groups=groups, scored=1, options=options)
+    program = build_ragged(
+        load_model(str(CONFIG)), Layout(tp=2, dcp=2), RaggedStep(groups=groups, scored=1), options=options
+    )
     return [kernel for segment in program.ranks[1].phases[0].segments for kernel in segment.kernels]
 
 
@@ -67,7 +69,8 @@ def test_prompts_copy_what_they_gather_and_scatter_too() -> None:
 def test_gathered_caches_of_a_context_group_need_no_order_of_heads() -> None:
     layout = Layout(cp=2, cp_mode="all_gather")
     groups = [Group(phase="prefill", sequences=1, new_tokens=500, context=900)]
-    program = build_ragged(load_model("llama3-8b"), layout, groups=groups, scored=1, options=Options(stack="paged-kv"))
+    step, options = RaggedStep(groups=groups, scored=1), Options(stack="paged-kv")
+    program = build_ragged(load_model("llama3-8b"), layout, step, options=options)
     names = {kernel.name for segment in program.ranks[0].phases[0].segments for kernel in segment.kernels}
     assert "reduce_scatter_out" in names and not names & {"reorder_q", "order_out", "reorder_out", "copy_lse"}
 
