@@ -16,7 +16,7 @@ from sim.run.plan import Plan, Work, classifier
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario
-from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends
+from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends, tile_of_tokens
 from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Part
 from sim.serving.parts import PartTable, table_of
 from sim.serving.step_programs import StepPrograms
@@ -44,6 +44,9 @@ class PartPrices:
     each: int = field(init=False)  # as the programs'
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
+    _known_adapted: dict[tuple[int, int, int, int], Cost] = field(
+        default_factory=dict
+    )  # rows, adapters, tokens, target
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
@@ -137,7 +140,30 @@ class PartPrices:
         """The low-rank adapters of a step; what drafts has none."""
         if not batch.adapters or not self.scenario.lora_adapters:
             return NOTHING
-        return self._rows("adapters", self.programs.own_adapted(batch), target, batch.adapters)
+        rows, tokens = self.programs.own_adapted(batch), self.programs.own_tokens(batch)
+        if rows == tokens:
+            return self._rows("adapters", rows, target, batch.adapters)
+        return self._adapted_beside(rows, batch.adapters, max(rows, tile_of_tokens(tokens)), target)
+
+    def _adapted_beside(self, rows: int, adapters: int, tokens: int, target: int) -> Cost:
+        """Adapters of a step with tokens that ask for none, too."""
+        known = self._known_adapted.get((rows, adapters, tokens, target))
+        if known is None:
+            name = f"{self._named['adapters'][0]} of {tokens}"
+
+            def run(asked: int) -> Cost:
+                return self.table.cost(name, asked, adapters, self._targets_w[target], self._beside_of(tokens))
+
+            low, high = bracketing_sizes(rows)
+            known = run(low)
+            if rows > low:
+                known = known.toward(run(high), (rows - low) / (high - low))
+            self._known_adapted[rows, adapters, tokens, target] = known
+        return known
+
+    def _beside_of(self, tokens: int) -> Callable[[int, int], Work]:
+        """What lays out adapters beside others by rows and adapters."""
+        return lambda rows, adapters: self._work(self.programs.adapters_beside(rows, adapters, tokens))
 
     def _chunk(self, chunk: Chunk, target: int) -> Cost:
         before = chunk.context - chunk.tokens

@@ -87,7 +87,7 @@ class StepPrograms:
         if batch.decoding:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
-        adapted = (self.own_adapted(batch), batch.adapters)
+        adapted = (self.own_adapted(batch), batch.adapters, None)
         scored = batch.decoding * self.each + batch.ending
         return self._ragged(RaggedStep(groups=groups, scored=scored), adapted)
 
@@ -132,7 +132,7 @@ class StepPrograms:
             case "combined":
                 return self._ragged(RaggedStep(tokens=0, shared=workloads.SharedTokens(cached=rows)))
             case "adapters":
-                return self._ragged(RaggedStep(tokens=0), (rows, context))
+                return self.adapters_beside(rows, context, rows)
             case "images":
                 return self.images(rows, context)
         assert_never(part)
@@ -189,10 +189,16 @@ class StepPrograms:
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
-    def _ragged(self, step: RaggedStep, adapted: tuple[int, int] = (0, 0)) -> Program:
-        scenario, (rows, distinct) = self.scenario, adapted
+    def adapters_beside(self, rows: int, distinct: int, tokens: int) -> Program:
+        """The adapters of a step in which ``rows`` of ``tokens`` ask for ``distinct``."""
+        return self._ragged(RaggedStep(tokens=0), (rows, distinct, tokens))
+
+    def _ragged(self, step: RaggedStep, adapted: tuple[int, int, int | None] = (0, 0, None)) -> Program:
+        """``adapted``: tokens that ask for adapters, how many of these, and all tokens (None: the step's)."""
+        scenario, (rows, distinct, tokens) = self.scenario, adapted
         model = workloads.load_model(scenario.model)
-        options = replace(self._options(model), adapters=adapters_in(scenario, distinct=distinct, rows=rows))
+        adapters = adapters_in(scenario, distinct=distinct, rows=rows, tokens=tokens)
+        options = replace(self._options(model), adapters=adapters)
         program = workloads.build_ragged(model, self.layout, step, options=options, stage=self.stage)
         if not self.layer:
             return program
