@@ -22,6 +22,8 @@ class FakeVllm:
     trace: Path | None = None
     started: list[dict[str, Any]] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
+    asked: list[str | None] = field(default_factory=list)  # names of adapters, request by request
+    adapters: dict[str, dict[str, Any]] = field(default_factory=dict)  # tensors by folder
     stopped: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +35,10 @@ class FakeVllm:
             "vllm.v1",
             "vllm.v1.engine",
             "vllm.v1.engine.async_llm",
+            "vllm.lora",
+            "vllm.lora.request",
+            "safetensors",
+            "safetensors.numpy",
         )
         modules = {name: ModuleType(name) for name in names}
         root = modules["vllm"]
@@ -47,9 +53,12 @@ class FakeVllm:
                 fake.started.append(vars(arguments))
                 return cls()
 
-            async def generate(self, prompt: dict[str, Any], sampling: Any, name: str) -> AsyncIterator[Any]:
+            async def generate(
+                self, prompt: dict[str, Any], sampling: Any, name: str, lora_request: tuple[Any, ...] | None = None
+            ) -> AsyncIterator[Any]:
                 assert sampling.ignore_eos and sampling.max_tokens == sampling.min_tokens and name
                 fake.prompts.append(len(prompt["prompt_token_ids"]))
+                fake.asked.append(None if lora_request is None else lora_request[0])
                 await asyncio.sleep(fake.step_s)
                 for count in range(1, sampling.max_tokens + 1):
                     await asyncio.sleep(fake.step_s)
@@ -66,6 +75,11 @@ class FakeVllm:
             def shutdown(self) -> None:
                 fake.stopped += 1
 
+        def save_file(tensors: dict[str, Any], path: str) -> None:
+            fake.adapters[Path(path).parent.name] = dict(tensors)
+
         modules["vllm.v1.engine.async_llm"].AsyncLLM = AsyncLLM  # type: ignore[attr-defined]
+        modules["vllm.lora.request"].LoRARequest = lambda *given: given  # type: ignore[attr-defined]
+        modules["safetensors.numpy"].save_file = save_file  # type: ignore[attr-defined]
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)

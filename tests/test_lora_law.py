@@ -72,6 +72,18 @@ def test_grids_are_vllm_s() -> None:
     assert (one.launched, one.blocks, one.turns, one.masked) == (2 * 32 * 9, 8 * 32, 2, False)
 
 
+def test_tokens_that_ask_for_none_are_in_the_grid_too() -> None:
+    """Eight of 512: the splits of 512 and blocks for all their tiles, of which one tile an adapter has rows."""
+    few, all_of_them = sizes(up=False, tokens=8), sizes(up=False, tokens=512)
+    beside = replace(few, tokens=512)
+    grid, whole = adapter_grid(beside), adapter_grid(all_of_them)
+    assert (grid.launched, grid.turns, grid.steps) == (whole.launched, whole.turns, whole.steps)
+    assert (grid.blocks, whole.blocks) == (8 * 8 * 3, 16 * 8 * 3)
+    assert adapter_grid(replace(few, tokens=8)) == adapter_grid(replace(few, tokens=3)) == adapter_grid(few)
+    assert microseconds(few) < microseconds(replace(few, tokens=127))
+    assert microseconds(beside) <= microseconds(all_of_them)
+
+
 def test_masked_loads_of_a_narrow_rank_take_longer_than_whole_ones() -> None:
     """4,096 rows that ask for one adapter, up to two slices of 14,336: 522 us at rank 16, 438 at 64 (ROWS)."""
     took = [microseconds(sizes(tokens=4096, adapters=1, slices=2, width=28672, rank=rank)) for rank in (16, 32, 64)]

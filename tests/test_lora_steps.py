@@ -134,6 +134,27 @@ def test_parts_of_a_step_are_the_step_in_one_run() -> None:
             assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("rows", "others", "adapters"), [(4, 60, 2), (1, 126, 1), (100, 28, 8), (20, 780, 3), (300, 300, 5)]
+)
+def test_adapters_beside_tokens_that_ask_for_none_are_launched_for_all_of_them(
+    rows: int, others: int, adapters: int
+) -> None:
+    """Parts of a step are the step in one run; and it takes no less than with the adapters of a step of its own rows,
+    where the way down is cut as often."""
+    found, tokens = prices(), rows + others
+    batch = Batch(decoding=32, cached=32 * 900, chunks=(Chunk(tokens - 32, tokens - 32),), ending=1)
+    asked = batch._replace(adapted=rows, adapters=adapters)
+    whole, exact = found.whole(asked), found.exact(asked)
+    assert whole.time_s == pytest.approx(exact.time_s, rel=0.01)
+    assert whole.energy_j == pytest.approx(exact.energy_j, rel=0.01)
+    beside_s = whole.time_s - found.whole(batch).time_s
+    if (rows < 128) == (tokens < 128):
+        alone = Batch(decoding=rows, cached=900 * rows)
+        with_them = found.whole(alone._replace(adapted=rows, adapters=adapters))
+        assert beside_s > with_them.time_s - found.whole(alone).time_s
+
+
 @pytest.mark.parametrize("fields", [{}, {"speculation": "eagle", "acceptance": 0.5}, {"attention": "per_sequence"}])
 def test_a_step_costs_the_same_whatever_was_priced_before(fields: dict[str, Any]) -> None:
     """Steps that only decode are remembered by what they are: adapters are part of it."""

@@ -15,11 +15,13 @@ from sim.cli import main
 from sim.scenario.spec import Scenario
 from sim.validation.measure_engine import engine_of, stack_of
 from sim.validation.predict import served_spec
+from sim.validation.validate import validate
 from tests.fake_nvml import FakeNvml
 from tests.fake_vllm import FakeVllm
 from workloads import load_model
 
 TRACE = Path(__file__).parents[1] / "records/h100-sxm-80gb/traces/llama3-8b-decode-4x544.rank0.json.gz"
+ONE_KEY_HEAD = Path(__file__).parents[1] / "records/h200-sxm-141gb/vllm/llama3-8b-mqa.json"
 H100 = "NVIDIA H100 80GB HBM3"
 DECODE = [
     "measure",
@@ -141,6 +143,75 @@ def test_a_server_in_stages_that_drafts_is_started_so(vllm: FakeVllm, tmp_path: 
     assert (started["tensor_parallel_size"], started["pipeline_parallel_size"]) == (2, 2)
     with pytest.raises(SystemExit):
         main([*call, "--power-cap-w", "500"])
+
+
+def test_ranks_that_share_out_caches_are_started_so(
+    vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of one key head on two ranks."""
+    nvml = FakeNvml(clock=time, names=[H100] * 2, power_w=500.0, tick_s=0.01)  # type: ignore[arg-type]
+    nvml.nvmlDeviceGetTemperature = lambda *_: 55  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    call = ["measure", "--engine", "vllm", "--model", str(ONE_KEY_HEAD), "--tp", "2", "--no-predict"]
+    for number, ranks in enumerate((["--dcp", "2"], [])):
+        out = tmp_path / f"measured{number}.jsonl"
+        main([*call, *ranks, "--phase", "decode", "--batch", "2", "--seq-len", "544", "--out", str(out)])
+        row = rows(out)[1]
+        assert (row["tp"], row.get("dcp"), row["world"]) == (2, 2 if ranks else None, 2)
+        assert vllm.started[-1].get("decode_context_parallel_size") == row.get("dcp")
+        assert vllm.started[-1]["tensor_parallel_size"] == 2 and "lora_adapters" not in row
+    requests, served = tmp_path / "requests.csv", tmp_path / "served.jsonl"
+    requests.write_text("arrival_s,input_tokens,output_tokens\n0,64,20\n0.02,32,10\n", encoding="utf-8")
+    main([*call[:1], str(requests), *call[1:], "--dcp", "2", "--out", str(served)])
+    assert vllm.started[-1]["decode_context_parallel_size"] == 2
+    assert served_spec(rows(served)[1] | {"requests": ()}).dcp == 2
+
+
+def test_adapters_of_a_step_are_asked_for_in_turn(vllm: FakeVllm, tmp_path: Path) -> None:
+    out = tmp_path / "measured.jsonl"
+    main([*DECODE, "--layers", "1", "--lora-adapters", "3", "--max-lora-rank", "8", "--lora-targets", "qkv_proj,o_proj",
+          "--out", str(out), "--no-predict"])  # fmt: skip
+    started = vllm.started[0]
+    assert (started["enable_lora"], started["max_loras"], started["max_lora_rank"]) == (True, 3, 8)
+    assert sorted(vllm.adapters) == ["adapter-0", "adapter-1", "adapter-2"] == sorted(set(map(str, vllm.asked[-4:])))
+    shapes = {name.rsplit(".", 3)[1]: tensor.shape for name, tensor in vllm.adapters["adapter-0"].items()}
+    assert shapes == {"q_proj": (4096, 8), "k_proj": (1024, 8), "v_proj": (1024, 8), "o_proj": (4096, 8)}
+    row = rows(out)[1]
+    assert (row["lora_adapters"], row["max_lora_rank"], row["lora_targets"]) == (3, 8, ["qkv_proj", "o_proj"])
+    (_, predicted) = validate((out,))
+    assert predicted.predicted is not None
+
+
+def test_adapters_of_requests_are_those_that_they_name(vllm: FakeVllm, tmp_path: Path) -> None:
+    """Four of eight requests ask for one of five, a step for two at most; what they asked for is on record."""
+    requests, out = tmp_path / "requests.csv", tmp_path / "served.jsonl"
+    lines = [f"0.0{number},64,4,{name}\n" for number, name in enumerate(["a", "", "b", "c", "", "a", "", ""])]
+    requests.write_text("arrival_s,input_tokens,output_tokens,adapter\n" + "".join(lines), encoding="utf-8")
+    main(["measure", str(requests), "--engine", "vllm", "--model", "llama3-8b", "--layers", "1", "--max-lora-rank", "8",
+          "--lora-adapters", "5", "--max-loras", "2", "--out", str(out)])  # fmt: skip
+    assert (vllm.started[0]["max_loras"], len(vllm.adapters)) == (2, 5)
+    row = rows(out)[1]
+    assert row["adapters"] == [0, -1, 1, 2, -1, 0, -1, -1]
+    assert vllm.asked[-8:] == ["adapter-0", None, "adapter-1", "adapter-2", None, "adapter-0", None, None]
+    spec = served_spec(row | {"requests": ()})
+    assert (spec.lora_adapters, spec.max_loras, spec.max_lora_rank) == (5, 2, 8)
+    bare = {name: value for name, value in row.items() if "lora" not in name and name != "adapters"}
+    out.write_text(
+        "".join(json.dumps(one) + "\n" for one in (row, bare, row | {"adapters": [0]}, row | {"adapters": [5] * 8})),
+        encoding="utf-8",
+    )
+    adapted, plain, short, high = validate((out,))
+    assert adapted.predicted is not None and plain.predicted is not None
+    assert adapted.predicted.latency_s > 1.02 * plain.predicted.latency_s
+    assert high.skipped is not None and "give the number of each request's" in high.skipped
+    assert short.skipped == "adapters = [0]: give the number of each request's, -1 for none"
+
+
+@pytest.mark.parametrize("target", ["up_proj", "experts"])
+def test_adapters_of_experts_are_refused(target: str, tmp_path: Path) -> None:
+    scenario = Scenario.of(model="qwen3-30b-a3b", lora_adapters=1, lora_targets=(target,))
+    with pytest.raises(Exception, match=f"lora_targets = {target}: (vLLM is measured with q_proj, k_proj|.* has)"):
+        engine_of(scenario, tmp_path, None)
 
 
 def test_without_vllm_one_line_names_the_extra(

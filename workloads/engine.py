@@ -44,7 +44,8 @@ class HostPace:
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
     layer of experts ``experts_layer_s`` more. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
-    the begin of a pipeline stage's step to that of the next, at least.
+    the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
+    tokens of caches, from what the host waits for the GPU with to its launch of the step.
     """
 
     captured_tokens: int
@@ -53,6 +54,7 @@ class HostPace:
     experts_layer_s: float
     uncaptured_drafts: frozenset[str] = frozenset()
     stage_s: float = 0.0
+    cache_shards_s: float = 0.0
 
     def seconds(self, *, tokens: int, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step of ``tokens`` through ``layers`` of ``kernels`` each.

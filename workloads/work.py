@@ -174,7 +174,8 @@ class AdapterGemmWork:
     """One half of low-rank adapters (LoRA) on a product: ``rows`` tokens, sorted by which of ``distinct`` adapters each
     asks for, from the product's input of ``width`` down to ``slices`` of ``rank``, or from these up to an output of
     ``width``, ``widest`` of one slice, to which it is added (``up``). ``slots`` for adapters has the server (None:
-    blocks are launched for rows alone). 16-bit, what lies between in 32.
+    blocks are launched for rows alone), ``tokens`` the step, others included (None: ``rows``). 16-bit, what lies
+    between in 32.
     """
 
     rows: int
@@ -185,6 +186,7 @@ class AdapterGemmWork:
     up: bool
     widest: int | None = None
     slots: int | None = None
+    tokens: int | None = None
     dtype: DType = DType.BF16
 
     @property

@@ -27,7 +27,8 @@ STEP, FEW_STEPS = 32, 8
 class AdapterSizes:
     """``rows`` tokens through ``distinct`` adapters of ``slices`` matrices of ``rank``: from an input of ``width``, or
     (``up``) to outputs of ``width`` in all, ``widest`` of one slice. ``row_bytes`` a row reads and writes. ``slots``
-    of adapters has the server (None: blocks are launched for rows alone).
+    of adapters has the server (None: blocks are launched for rows alone). Splits and blocks go by all ``tokens`` of the
+    step, those that ask for none included (None: ``rows``).
     """
 
     rows: int
@@ -39,6 +40,7 @@ class AdapterSizes:
     row_bytes: float
     widest: int | None = None
     slots: int | None = None
+    tokens: int | None = None
 
     @property
     def law(self) -> str:
@@ -97,19 +99,20 @@ def adapter_grid(sizes: AdapterSizes) -> AdapterGrid:
     AdapterGrid(blocks=512, launched=1152, turns=1, steps=8, masked=False)
     """
     rows, rank, width, slices = sizes.rows, sizes.rank, sizes.width, sizes.slices
+    tokens = max(rows, sizes.tokens or 0)
     if sizes.up:
         tall, wide, splits = UP_ROWS, UP_SLICE_COLUMNS if slices > 1 else UP_COLUMNS, 1
         widest = sizes.widest or -(-width // slices)
         columns, offered = max(-(-width // wide), slices), slices * -(-widest // wide)
         turns = steps = -(-rank // STEP)
     else:
-        few = rows < FEW_TOKENS
+        few = tokens < FEW_TOKENS
         tall, splits, deep = DOWN_ROWS, FEW_SPLITS if few else MANY_SPLITS, STEP * (FEW_STEPS if few else 1)
         columns = offered = slices * -(-rank // DOWN_COLUMNS)
         turns = -(-width // (splits * deep))
         steps = turns * deep // STEP
-    tiles = -(-rows // tall)
-    blocks = max(sizes.distinct, tiles) * columns * splits
+    blocks = max(sizes.distinct, -(-rows // tall)) * columns * splits
+    tiles = -(-tokens // tall)
     slots = 0 if sizes.slots is None else tiles * offered * splits * (max(sizes.slots, sizes.distinct) + 1)
     masked = sizes.up and rank % STEP > 0
     return AdapterGrid(blocks=blocks, launched=max(blocks, slots), turns=turns, steps=steps, masked=masked)

@@ -124,6 +124,7 @@ def adapter_sizes(work: AdapterGemmWork) -> AdapterSizes:
         row_bytes=work.row_bytes,
         widest=work.widest,
         slots=work.slots,
+        tokens=work.tokens,
     )
 
 

@@ -121,12 +121,14 @@ def standing_served(
     the model. ``images``: requests have any, which steps encode.
     """
     precision = precision_of(group)
+    decode, missing = measured_kind(kind_of(group, target.gpu.id))
+    spread_steps = decode is not None and not missing
     others = (
         (not precision.uniform, precision.words()),
         (group.lora_adapters > 0, "adapters"),
         (images, "images"),
         (group.cp > 1, f"a cache of {group.cp} ranks ({group.cp_mode})"),
-        (group.dcp > 1, f"a cache of {group.dcp} ranks (dcp)"),
+        (group.dcp > 1 and not spread_steps, f"a cache of {group.dcp} ranks (dcp)"),
     )
     unlike = tuple(f"no step with {what} was measured" for there, what in others if there)
     laws = standing_of_laws(target, unmeasured=unlike)
@@ -142,7 +144,6 @@ def standing_served(
             extrapolated=(*laws.extrapolated, *unmeasured_sizes(asked, known.kind)),
             expected_error=known.words(),
         )
-    decode, missing = measured_kind(kind_of(group, target.gpu.id))
     if decode is not None and not missing and workloads.load_stack(group.stack).engine is not None:
         laws = replace(laws, expected_error=f"decode steps of this stack: {decode.words()}")
     drafts = (f"speculation = {group.speculation}",) if group.speculation is not None else ()

@@ -62,9 +62,11 @@ def check_unused(fields: object, defaults: Mapping[str, Any], names: tuple[str, 
             raise ValueError(f"{name} = {said}: is of adapters: give lora_adapters, how many there are")
 
 
-def adapters_in(fields: Adapted, *, distinct: int | None = None, rows: int | None = None) -> Adapters | None:
-    """Those of a step in which ``rows`` tokens (None: all) ask for ``distinct`` of them (None: all); None: there are
-    none."""
+def adapters_in(
+    fields: Adapted, *, distinct: int | None = None, rows: int | None = None, tokens: int | None = None
+) -> Adapters | None:
+    """Those of a step in which ``rows`` of ``tokens`` (None: all) ask for ``distinct`` of them (None: all); None: there
+    are none."""
     if not fields.lora_adapters:
         return None
     return Adapters(
@@ -73,4 +75,5 @@ def adapters_in(fields: Adapted, *, distinct: int | None = None, rows: int | Non
         distinct=fields.lora_adapters if distinct is None else distinct,
         rows=rows,
         slots=fields.lora_adapters,
+        tokens=tokens,
     )

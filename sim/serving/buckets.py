@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
+from hardware.laws.adapters import DOWN_ROWS, FEW_TOKENS, UP_ROWS
 from workloads.families.ragged_groups import Group
 
 FEW_TILES = 8  # of keys: another one more shows
@@ -46,6 +47,17 @@ def bracketing_parts(tokens: int, ranks: int) -> tuple[int, int]:
     first = max(-(-low // each), tile * TILE + 1, 2 * TILE * keys // (each + 1) + 1)
     last = min(high // each, (tile + 1) * TILE, 2 * TILE * (keys + 1) // (each + 1))
     return each * first, each * last
+
+
+def tile_of_tokens(tokens: int) -> int:
+    """The most tokens of a step whose adapters are launched alike: whole tiles of them, with the splits of so many.
+
+    >>> [tile_of_tokens(tokens) for tokens in (1, 33, 100, 127, 128, 129, 300)]
+    [32, 64, 127, 127, 128, 192, 320]
+    """
+    if tokens < FEW_TOKENS:
+        return min(-(-tokens // DOWN_ROWS) * DOWN_ROWS, FEW_TOKENS - 1)
+    return -(-tokens // UP_ROWS) * UP_ROWS
 
 
 def context_ends(context: float) -> tuple[int, int]:

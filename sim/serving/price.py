@@ -2,59 +2,40 @@
 
 A step's kernels follow one another on one stream, so that its cost is the sum over its parts: what is done to all
 tokens at once, the attention of each group of sequences, the vocabulary head. Each part is run by the engine at a
-few sizes and power targets (:class:`StepPrices`); between them cost is linear. ``tests/test_serving.py`` holds whole
+few sizes and power targets (:class:`PartPrices`); between them cost is linear. ``tests/test_serving.py`` holds whole
 steps of random batches within 1 % of the engine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Literal, get_args
+from typing import Literal
 
 import workloads
 from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.errors import ScenarioError
-from sim.run.plan import Plan, Work, classifier
-from sim.scenario.machine import Machine
-from sim.scenario.partition import Partitions
-from sim.scenario.spec import Scenario
-from sim.serving.buckets import bracketing_parts, bracketing_sizes, cached_ends, context_ends
-from sim.serving.cost import NOTHING, Batch, Chunk, Cost, Joules, Part, StepCost
-from sim.serving.parts import PartTable, played, table_of
-from sim.serving.step_programs import StepPrograms, joined
+from sim.run.plan import Plan
+from sim.serving.buckets import context_ends
+from sim.serving.cost import NOTHING, Batch, Cost, Joules, StepCost
+from sim.serving.part_prices import PartPrices
+from sim.serving.parts import played
+from sim.serving.step_programs import joined
 from workloads.engine import HostPace
-from workloads.program import Program
 
-# Power targets at which parts are run: the fast limit and this share of it less each time; between them cost is linear.
-TARGET_STEP = 0.03
-TARGET_STEPS = 26
 # Whether a step's attention cuts long sequences up, so that the mean context stands for all, or waits for the longest.
 Schedule = Literal["balanced", "per_sequence"]
 
 
 @dataclass(kw_only=True, eq=False)
-class StepPrices:
-    """Prices of steps on one group of GPUs. ``scenario`` says model, layout, stack and machine.
+class StepPrices(PartPrices):
+    """Prices of steps on one group of GPUs: of batches, by the prices of their parts."""
 
-    Of a pipeline, what ``stage`` does of a step on its own GPUs, which ``machine`` is.
-    """
-
-    scenario: Scenario
-    machine: Machine
     sampling: Sampling | None = None  # how each rank draws tokens from the logits
     attention: Schedule = "balanced"
-    partitions: Partitions | None = None  # of each GPU's SMs, of which steps run on that of the first stream
-    # What drafts the tokens that the scenario's steps check; None: nothing that the GPUs run. ``layer``: these are
-    # prices of such drafts, by one more layer of the model.
+    # What drafts the tokens that the scenario's steps check; None: nothing that the GPUs run.
     draft: StepPrices | None = None
-    layer: bool = False
-    stage: int = 0
-    programs: StepPrograms = field(init=False)
-    each: int = field(init=False)  # as the programs'
     _drawn: dict[int, Cost] = field(default_factory=dict)
     _last: Batch | None = None
     _last_costs: dict[int, StepCost] = field(default_factory=dict)
@@ -66,8 +47,6 @@ class StepPrices:
     _rest: tuple[int, int, int] = (0, 0, 0)
     _alike: tuple[int, int, int, int] = (0, 0, 0, 0)
     _even: dict[tuple[tuple[int, int, int], int], Cost] = field(default_factory=dict)  # by the rest and target
-    _places: dict[float, tuple[int, float]] = field(default_factory=dict)
-    _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
     # Attention of so many sequences at both ends of a range of contexts, by sequences, lower end and target.
     _ranges: dict[tuple[int, int, int], tuple[Cost, Cost]] = field(default_factory=dict)
     # The same after the rest of a step that only decodes, where these are all that it takes: by what it is and target.
@@ -75,31 +54,10 @@ class StepPrices:
     # And by power target (W), then by what it is, where these are the same at both targets that it lies between.
     _level: dict[float, dict[tuple[int, int, int, int], tuple[Cost, Cost, Cost]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
-        self.each = self.programs.each
-
-    @property
-    def world(self) -> int:
-        """GPUs that run a step: those of the stage."""
-        return self.scenario.world // self.scenario.pp
-
     @property
     def batches(self) -> int:
         """Batches in flight at once."""
         return 1
-
-    @cached_property
-    def _named(self) -> dict[Part, tuple[str, Callable[[int, int], Work]]]:
-        """Parts by what tells them from those of other stages, and what lays them out."""
-        label = f" {self.stage + 1}/{self.scenario.pp}" if self.scenario.pp > 1 else ""
-        return {part: (part + label, partial(self._part_work, part)) for part in get_args(Part)}
-
-    @cached_property
-    def table(self) -> PartTable:
-        """What its parts cost, shared by all prices of such GPUs."""
-        same = self.scenario.model_copy(update={"acceptance": None})  # what passes changes no price
-        return table_of(same, self.machine, self.partitions)
 
     def step(self, batch: Batch, target_w: float = math.inf) -> StepCost:
         """The cost of ``batch`` with each GPU held at or below ``target_w`` (inf: the fast limit)."""
@@ -130,24 +88,6 @@ class StepPrices:
         if ends and ends == self._ends.get((self._alike, at - 1)):  # neither target holds its kernels back
             self._level.setdefault(target_w, {})[self._alike] = ends
         return cost
-
-    def targets(self, target_w: float) -> tuple[int, float]:
-        """The target that is run at or below ``target_w``, and how far it is to the next one."""
-        known = self._places.get(target_w)
-        if known is None:
-            wanted = min(1.0, target_w / self.machine.limits.fast_limit_w) if target_w < math.inf else 1.0
-            at = max(0, min(math.ceil((1.0 - wanted) / TARGET_STEP - 1e-9), TARGET_STEPS))
-            share = (wanted - (1.0 - at * TARGET_STEP)) / TARGET_STEP if 0 < at < TARGET_STEPS else 0.0
-            known = self._places[target_w] = (at, share)
-        return known
-
-    def target_w(self, target: int) -> float:
-        """The power target (W) that is run in so many steps below the fast limit."""
-        return self._targets_w[target]
-
-    @cached_property
-    def _targets_w(self) -> list[float]:
-        return [(1.0 - target * TARGET_STEP) * self.machine.limits.fast_limit_w for target in range(TARGET_STEPS + 1)]
 
     def _at(self, batch: Batch, target: int) -> StepCost:
         """The cost at a target that is run: 1 - ``target`` steps of the fast limit."""
@@ -229,55 +169,6 @@ class StepPrices:
         first = batch._replace(ending=0) if batch.chunks else alone
         return [first, *[alone] * (self.each - 2)] if batch.decoding else [first]
 
-    def _prompts(self, batch: Batch, target: int) -> tuple[Cost, ...]:
-        """The attention of each piece of a prompt, and its share of the images that are encoded in the step."""
-        own = [self._chunk(chunk, target) for chunk in batch.chunks]
-        if self._spread > 1:
-            own = [cost + self._exchanged(chunk, batch, target) for cost, chunk in zip(own, batch.chunks, strict=True)]
-        if not self.programs.sees:
-            return tuple(own)
-        for patches, count in batch.images.items():
-            cost = self._encoded(count, patches, target)
-            for place, chunk in enumerate(batch.chunks):
-                if chunk.images and chunk.patches == patches:
-                    own[place] += NOTHING.toward(cost, chunk.images / count)
-        return tuple(own)
-
-    def _exchanged(self, chunk: Chunk, batch: Batch, target: int) -> Cost:
-        """A piece's share of what ranks exchange once for all of a step's prompts."""
-        cost, mine, all_of_them = NOTHING, *map(self.programs.shared_tokens, ([chunk], batch.chunks))
-        if mine.new and self.scenario.cp > 1:
-            cost += NOTHING.toward(self._rows("gathered", all_of_them.new, target), mine.new / all_of_them.new)
-        if mine.cached and self._combines:
-            cost += NOTHING.toward(self._rows("combined", all_of_them.cached, target), mine.cached / all_of_them.cached)
-        return cost
-
-    @cached_property
-    def _spread(self) -> int:
-        """Ranks over which the tokens of a cache are spread."""
-        return self.programs.layout.cache_shards
-
-    @cached_property
-    def _combines(self) -> bool:
-        """Whether prompts' outputs over caches of several ranks are added up: latents are gathered instead."""
-        return workloads.load_model(self.scenario.model).latent is None
-
-    def _encoded(self, count: int, patches: int, target: int) -> Cost:
-        """Images through the encoder."""
-        low, high = context_ends(patches)
-        cost = self._part("images", count, low, target)
-        return (
-            cost
-            if patches <= low
-            else cost.toward(self._part("images", count, high, target), (patches - low) / (high - low))
-        )
-
-    def _adapted(self, batch: Batch, target: int) -> Cost:
-        """The low-rank adapters of a step; what drafts has none."""
-        if not batch.adapters or not self.scenario.lora_adapters:
-            return NOTHING
-        return self._rows("adapters", self.programs.own_adapted(batch), target, batch.adapters)
-
     def _head(self, batch: Batch, target: int) -> Cost:
         scored = batch.decoding * self.each + batch.ending if self.programs.scores else 0
         if not scored:
@@ -297,32 +188,6 @@ class StepPrices:
         else:
             cost = self._part("decode", batch.decoding, low, target)
         return cost if self.attention == "balanced" else cost + self._tail(batch, cost)
-
-    def _rows(self, part: Part, rows: int, target: int, context: int = 0) -> Cost:
-        """A part's cost, linear between the numbers of rows at which it is run."""
-        known = self._known_rows.get((part, rows, target, context))
-        if known is None:
-            size, ranks = rows, self.programs.parting
-            low, high = bracketing_sizes(size)
-            if part == "chunk" and ranks > 1 and rows > 1:
-                size = self.programs.shared_tokens([Chunk(rows, rows)]).new  # as it is filled up
-                low, high = bracketing_parts(size, ranks)
-            known = self._part(part, low, context, target)
-            if size > low:
-                known = known.toward(self._part(part, high, context, target), (size - low) / (high - low))
-            self._known_rows[part, rows, target, context] = known
-        return known
-
-    def _chunk(self, chunk: Chunk, target: int) -> Cost:
-        before = chunk.context - chunk.tokens
-        if not before:  # a prompt from its beginning
-            known = self._known_rows.get(("chunk", chunk.tokens, target, 0))
-            return known or self._rows("chunk", chunk.tokens, target)
-        low, high = cached_ends(before, self._spread)
-        cost = self._rows("chunk", chunk.tokens, target, low)
-        if before <= low:
-            return cost
-        return cost.toward(self._rows("chunk", chunk.tokens, target, high), (before - low) / (high - low))
 
     def whole_step(self, batch: Batch) -> Plan:
         """The kernels of ``batch`` and of what drafts its tokens, all in one run."""
@@ -399,25 +264,3 @@ class StepPrices:
             each_s = pace.uncaptured_s(layers=layers, kernels=kernels, experts=experts)
             launched_s += len(self._drafts(batch)) * each_s
         return launched_s
-
-    def _part(self, part: Part, rows: int, context: int, target: int) -> Cost:
-        name, work_of = self._named[part]
-        return self.table.cost(name, rows, context, self._targets_w[target], work_of)
-
-    def _part_work(self, part: Part, rows: int, context: int) -> Work:
-        return self._work(self.programs.part(part, rows, context))
-
-    @property
-    def sms(self) -> int:
-        """SMs of a GPU that steps run on."""
-        cut = self.partitions
-        return self.machine.gpu.sms if cut is None else cut.sms[cut.of_stream(0)][1]
-
-    def _plan(self, program: Program) -> Plan:
-        return self.table.plan(self._work(program))
-
-    def _work(self, program: Program) -> Work:
-        eager = self.scenario.launch == "eager"
-        issue_s = self.machine.profile.launch.host_issue_s if eager else None
-        classify = classifier(self.machine, eager=eager)
-        return Work(program=program, tokens=1, classify=classify, issue_s=issue_s, partitions=self.partitions)

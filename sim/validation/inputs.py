@@ -18,8 +18,9 @@ COUNTS = frozenset(
      "sms", "a_sms", "b_sms", "asked_sms", "asked_b_sms"}
 )  # fmt: skip
 DEGREES = frozenset(
-    {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "pp", "dp", "ulysses", "layers", "parts", "micro_batches"}
-)
+    {"world", "n_per_burst", "bursts", "tp", "ep", "cp", "dcp", "pp", "dp", "ulysses", "layers", "parts",
+     "micro_batches"}
+)  # fmt: skip
 TEXTS = frozenset(
     {"gpu", "model", "dtype", "op", "phase", "launch", "what", "work", "collective", "layout", "values", "regime"}
 )

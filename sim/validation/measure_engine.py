@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Any
 
+from hardware.calibrate.suite.adapters_vllm import MODULES, RandomAdapters
 from hardware.calibrate.suite.engine_vllm import (
     DECODE_TOKENS,
     Decode,
@@ -22,29 +23,33 @@ from hardware.calibrate.suite.engine_vllm import (
 )
 from hardware.nvml import detect
 from sim.errors import ScenarioError
+from sim.scenario.adapters import LORA_FIELDS
 from sim.scenario.field_table import read_mapping
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving.spec import ServeSpec
+from sim.serving.traffic import LORA_TRAFFIC
 from sim.validation.measure import refuse_others
 from workloads import ModelSpec, load_model
 from workloads.ops import decoder_block, expert_feed, gated_feed
 from workloads.stack import STACKS
 
+# Adapters of a server, and what its requests ask for.
+LORA_SERVED = (*LORA_FIELDS, "max_loras", *LORA_TRAFFIC)
 # Fields of a scenario that vLLM is started with, or that change nothing of what runs; any other is refused.
 _RUN = frozenset(
     {
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "layers", "dtype", "stack", "tp", "ep",
-        "ep_mode", "output_len", "routing", "routing_seed", "chip_temperature_c", "chip_power_factor", "detail",
-        "ignore_memory",
+        "ep_mode", "dcp", *LORA_FIELDS, "output_len", "routing", "routing_seed", "chip_temperature_c",
+        "chip_power_factor", "detail", "ignore_memory",
     }
 )  # fmt: skip
 # The same of a server; its traffic is a file of requests.
 _SERVED = frozenset(
     {
-        "model", "layers", "gpu", "profile", "node", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "host",
-        "prefix_caching", "chip_temperature_c", "speculation", "draft_model", "draft_tokens", "acceptance",
-        "max_num_batched_tokens", "max_num_seqs", "trace", "trace_block_tokens", "requests", "time_scale",
+        "model", "layers", "gpu", "profile", "node", "tp", "ep", "ep_mode", "dcp", "pp", *LORA_SERVED, "dtype",
+        "stack", "host", "prefix_caching", "chip_temperature_c", "speculation", "draft_model", "draft_tokens",
+        "acceptance", "max_num_batched_tokens", "max_num_seqs", "trace", "trace_block_tokens", "requests", "time_scale",
         "length_scale", "seed",
     }
 )  # fmt: skip
@@ -78,7 +83,9 @@ def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[Se
         model=folder,
         vocabulary=model.vocab,
         gpus=scenario.world,
+        context_ranks=scenario.dcp,
         expert_parallel=scenario.ep > 1,
+        adapters=_adapters(scenario, model, folder / "adapters", slots=None),
         dtype=scenario.dtype,
         max_model_len=scenario.seq_len + 2 * DECODE_TOKENS,
         max_num_batched_tokens=max(tokens, 1) if prefill else max(8192, scenario.batch),
@@ -102,16 +109,16 @@ def measure_scenario(scenario: Scenario, folder: Path, traces: Path | None) -> t
         "seq_len": ran.seq_len, "tp": scenario.tp, "ep": scenario.ep, "ep_mode": scenario.ep_mode, "lm_head": True,
         "dtype": scenario.dtype, "stack": scenario.stack, "regime": "steady", "launch": "graph",
         "routing": "uniform" if model.experts else None,
-    }  # fmt: skip
+    } | _beside(scenario, LORA_FIELDS)  # fmt: skip
     return [_host(scenario.gpu, scenario.world, facts), row | _joules(measured)], ran
 
 
 def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list[dict[str, Any]]:
     """Records of the host and of the requests of ``spec`` on a real server."""
     refuse_others(spec, _SERVED, "vLLM is measured")
-    requests = tuple(
-        (request.arrival_s, request.input_tokens, request.output_tokens) for request in spec.traffic().requests
-    )
+    asked = spec.traffic().requests
+    requests = tuple((request.arrival_s, request.input_tokens, request.output_tokens) for request in asked)
+    adapters = tuple(request.adapter for request in asked) if spec.lora_adapters else ()
     model = load_model(spec.model)
     write_config(spec.model, model, folder, layers=spec.layers)
     engine = ServerSpec(
@@ -120,22 +127,51 @@ def measure_requests(spec: ServeSpec, folder: Path, traces: Path | None) -> list
         gpus=spec.gpus,
         stages=spec.pp,
         drafts=_drafts(spec, model, folder / "draft"),
+        context_ranks=spec.dcp,
         expert_parallel=spec.ep > 1,
+        adapters=_adapters(spec, model, folder / "adapters", slots=spec.max_loras),
         dtype=spec.dtype,
         max_model_len=max(i + o for _, i, o in requests) + 1,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs,
         traces=traces,
     )
-    facts, (measured,) = measure_engine(engine, [Serve(requests=requests)])
+    facts, (measured,) = measure_engine(engine, [Serve(requests=requests, adapters=adapters)])
     row = {
         "kind": "served", "gpu": spec.gpu, "world": spec.gpus, "model": spec.model, "tp": spec.tp, "ep": spec.ep,
         "ep_mode": spec.ep_mode, "pp": spec.pp, "dtype": spec.dtype, "stack": spec.stack,
         "layers": spec.layers, "requests": [list(request) for request in requests],
-    }  # fmt: skip
+    } | _beside(spec, (*LORA_FIELDS, "max_loras"))  # fmt: skip
+    if adapters:
+        row["adapters"] = list(adapters)
     if spec.speculation is not None:
         row |= {name: getattr(spec, name) for name in SPECULATION_FIELDS}
     return [_host(spec.gpu, spec.gpus, facts), row | _joules(measured)]
+
+
+def _beside(spec: Scenario | ServeSpec, lora: Sequence[str]) -> dict[str, Any]:
+    """Fields of a row that only some servers have: ranks that share out caches, and adapters."""
+    found: dict[str, Any] = {"dcp": spec.dcp} if spec.dcp > 1 else {}
+    if spec.lora_adapters:
+        found |= {name: getattr(spec, name) for name in lora}
+    return found
+
+
+def _adapters(
+    spec: Scenario | ServeSpec, model: ModelSpec, folder: Path, *, slots: int | None
+) -> RandomAdapters | None:
+    """Random adapters on the products that ``spec`` names, or on all that the model has but its experts."""
+    if not spec.lora_adapters:
+        return None
+    known = MODULES[:4] if model.experts else MODULES
+    wanted = spec.lora_targets or known
+    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    modules = tuple(part for name in wanted for part in parts.get(name, (name,)))
+    if other := next((name for name in modules if name not in known), None):
+        raise ScenarioError(f"lora_targets = {other}: vLLM is measured with {', '.join(known)} of this model")
+    return RandomAdapters(
+        count=spec.lora_adapters, rank=spec.max_lora_rank, folder=folder, modules=modules, slots=slots
+    )
 
 
 def _drafts(spec: ServeSpec, model: ModelSpec, folder: Path) -> Drafts | None:

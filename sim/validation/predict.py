@@ -11,6 +11,7 @@ from hardware.laws.in_switch import IN_SWITCH_FROM
 from inputs.texts import shown
 from sim.run.repetition import Prediction, machine_for, run_program, run_works, seen
 from sim.run.runner import simulate
+from sim.scenario.adapters import LORA_FIELDS
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import SPECULATION_FIELDS
 from sim.serving import serve
@@ -214,9 +215,19 @@ def _engine_serve(inputs: Inputs) -> Prediction:
     """A server under the row's own arrivals; its time is the median request's between tokens."""
     spec = served_spec(inputs)
     rows = inputs["requests"]
+    adapters = inputs.get("adapters") or [-1] * len(rows)
+    numbers = range(-1, spec.lora_adapters)
+    if not isinstance(adapters, list) or len(adapters) != len(rows) or any(one not in numbers for one in adapters):
+        raise NotPredicted(f"adapters = {shown(adapters)}: give the number of each request's, -1 for none")
     traffic = Traffic(
         requests=[
-            Request(number=number, arrival_s=float(at), input_tokens=int(asked), output_tokens=int(wanted))
+            Request(
+                number=number,
+                arrival_s=float(at),
+                input_tokens=int(asked),
+                output_tokens=int(wanted),
+                adapter=adapters[number],
+            )
             for number, (at, asked, wanted) in enumerate(rows)
         ]
     )
@@ -235,8 +246,8 @@ def _engine_serve(inputs: Inputs) -> Prediction:
 # Fields of a served row that its server has.
 SERVED = frozenset(
     {
-        "gpu", "model", "layers", "tp", "ep", "ep_mode", "pp", "dtype", "stack", "captured_tokens",
-        "chip_temperature_c", *SPECULATION_FIELDS,
+        "gpu", "model", "layers", "tp", "ep", "ep_mode", "dcp", "pp", "dtype", "stack", "captured_tokens",
+        "chip_temperature_c", *SPECULATION_FIELDS, *LORA_FIELDS, "max_loras",
     }
 )  # fmt: skip
 
@@ -280,6 +291,7 @@ SKIPPED = {
     "diffusers_blend": "an input of the decoder's tiles: the host's pace",
     "vllm_host": "an input of stack vllm: the host's pace",
     "vllm_stage": "an input of stack vllm: the host's pace in a pipeline",
+    "vllm_wait": "an input of stack vllm: the GPU's wait for a host whose step shares out caches",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
     ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),

@@ -88,10 +88,16 @@ def read_records(path: Path) -> Iterator[Record]:
             path=path,
             line=number,
             kind=row["kind"],
-            inputs={k: v for k, v in row.items() if k not in MEASURED_FIELDS} | _schedule(row),
+            inputs={k: v for k, v in row.items() if k not in MEASURED_FIELDS} | _schedule(row) | _own_model(row, path),
             measured={k: v for k, v in row.items() if k in MEASURED_FIELDS},
             digest=digest,
         )
+
+
+def _own_model(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The config.json of a row's own model, which lies beside the file of the row."""
+    model = row.get("model")
+    return {"model": str(path.parent / model)} if isinstance(model, str) and model.endswith(".json") else {}
 
 
 def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ SORTED_BYTES = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """Adapters of ``rank`` on ``modules`` (none named: on all of ``MODULES`` that the model has; ``EXPERTS`` may be one
-    too), in a step in which ``rows`` tokens (None: all) ask for ``distinct`` of them.
+    too), in a step in which ``rows`` of ``tokens`` (None: all) ask for ``distinct`` of them.
     """
 
     rank: int
@@ -49,6 +49,7 @@ class Adapters:
     distinct: int = 1
     rows: int | None = None
     slots: int | None = None  # that the server has (None: ``distinct``)
+    tokens: int | None = None
 
     @property
     def labels(self) -> frozenset[str]:
@@ -91,24 +92,25 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
     rows = shape.tokens if adapters.rows is None else adapters.rows
     if not rows:
         return []
+    tokens = max(rows, shape.tokens if adapters.tokens is None else adapters.tokens)
     sorts: list[Kernel] = []
     slots: int | None = adapters.slots or adapters.distinct
     if isinstance(node, Grouped):
         slots = None  # fused_moe_lora launches blocks for pairs of an adapter and an expert that have rows
         rows, distinct = _expert_rows(shape, rows, min(adapters.distinct, rows))
+        tokens = rows
         if len(node.ops) > 1 or node.name.startswith("gate_up"):
             sorts.append(elementwise_kernel("lora_sort_rows", Elementwise.COPY, rows, 1, SORTED_BYTES * rows))
     else:
         if node.ops[0].parallel == "s":  # a shared expert's, whose tokens the ranks share out
-            rows = -(-rows // shape.layout.tp)
+            rows, tokens = (-(-one // shape.layout.tp) for one in (rows, tokens))
         distinct = min(adapters.distinct, rows)
     depth, columns = _sides(node, shape)
     slices = _slices(node)
-    between = slices * rows * adapters.rank
     ways = [
         AdapterGemmWork(
             rows=rows, distinct=distinct, slices=slices, rank=adapters.rank, width=width, up=up, widest=widest,
-            slots=slots,
+            slots=slots, tokens=tokens,
         )
         for width, up, widest in ((depth, False, None), (columns, True, _widest(node, shape)))
     ]  # fmt: skip
@@ -119,7 +121,9 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
         )
         for name, way in zip(("lora_shrink", "lora_expand"), ways, strict=True)
     )  # fmt: skip
-    cleared = elementwise_kernel(f"lora_clear_{node.name}", Elementwise.COPY, slices * rows, adapters.rank, 4 * between)
+    between = slices * tokens  # rows of sums, of all tokens
+    moved = DType.FP32.bytes * between * adapters.rank
+    cleared = elementwise_kernel(f"lora_clear_{node.name}", Elementwise.COPY, between, adapters.rank, moved)
     return [*sorts, cleared, down, up]
 
 

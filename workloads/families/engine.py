@@ -8,7 +8,7 @@ from typing import assert_never
 from workloads.engine import Pass, ServingEngine, load_engine
 from workloads.families.moe import grouped_sizes
 from workloads.kernel_names import CollectiveOp, Elementwise, EngineOp
-from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel
+from workloads.kernels import Shape, attention_kernel, elementwise_kernel, gemm_kernel, host_kernel
 from workloads.layer_passes.tree import Combine, ExpertAct, ExpertRouter, ExpertRows, Grouped, SampleToken
 from workloads.ops import Attention, Gemm, Op, Pointwise, width_of
 from workloads.program import Kernel
@@ -170,11 +170,13 @@ def _sample(shape: Shape, engine: ServingEngine) -> list[Kernel]:
         copied = 2 * rows * vocabulary * DType.BF16.bytes
         kernels.append(elementwise_kernel("copy_logits", Elementwise.COPY, rows, vocabulary, copied))
     moved = engine.sample_bytes * rows * vocabulary
-    return [
-        *kernels,
+    kernels += [
         _own("sample", engine, EngineOp.SAMPLE_GREEDY, rows, vocabulary, moved),
         _own("next_step", engine, EngineOp.SMALL, engine.small_kernels, 1, 0),
     ]
+    if shape.layout.dcp > 1:
+        kernels.append(host_kernel("host_lengths", engine.host.cache_shards_s, engine.id))
+    return kernels
 
 
 def engine_of(stack_engine: str | None) -> ServingEngine | None:

@@ -22,6 +22,9 @@ from workloads.program import Kernel
 from workloads.stack import Stack
 from workloads.work import AttentionWork, CollectiveWork, DType
 
+# What a kernel that plans attention reads and writes of a sequence: lengths and places in 32 bit.
+_PLAN_BYTES = 16
+
 
 def spread_attention(
     node: Attention | LatentAttention, whole: Shape, groups: Sequence[Group], shared: SharedTokens, stack: Stack
@@ -63,14 +66,18 @@ class _Ranks:
         """The query heads that attend to a rank's shard: those of all ``dcp`` ranks."""
         return replace(self.own, layout=replace(self.own.layout, tp=self.layout.tp // self.layout.dcp))
 
-    def gathered_queries(self, rows: int, head_dim: int) -> Kernel:
-        """Queries of other ranks' tokens, or of other ranks' heads."""
-        elements = rows * self.reads.q_heads * head_dim
-        return self.exchange("all_gather_q", CollectiveOp.ALL_GATHER, DType.BF16.bytes * elements)
+    def gathered_queries(self, rows: int, head_dim: int) -> list[Kernel]:
+        """Queries of other ranks' tokens, or of other ranks' heads: these then stand side by side in each token."""
+        width = self.reads.q_heads * head_dim
+        gather = self.exchange("all_gather_q", CollectiveOp.ALL_GATHER, DType.BF16.bytes * rows * width)
+        return [gather, *self._reordered("reorder_q", rows, width)]
 
     def combined(self, rows: int, head_dim: int, *, each_has_all: bool) -> list[Kernel]:
-        """Outputs over all shards, from those over each: on every rank, or each rank's own."""
-        heads = self.reads.q_heads
+        """Outputs over all shards, from those over each: on every rank, or each rank's own tokens, or heads.
+
+        Heads are brought into the order of ranks before they are scattered, and a rank's own back into tokens after.
+        """
+        heads, own = self.reads.q_heads, self.own.q_heads
         width = heads * head_dim
         sums = DType.FP32.bytes * len(self.ranks) * rows * heads
         moved = 2 * DType.BF16.bytes * rows * width + sums
@@ -78,8 +85,19 @@ class _Ranks:
         return [
             self.exchange("all_gather_lse", CollectiveOp.ALL_GATHER, sums),
             elementwise_kernel("correct_out", Elementwise.COPY, rows, width, moved),
+            *self._reordered("order_out", rows, width),
             self.exchange(f"{op.value}_out", op, DType.BF16.bytes * rows * width),
+            *self._reordered("reorder_out", rows, own * head_dim),
         ]
+
+    def copied_sums(self, name: str, rows: int, heads: int) -> list[Kernel]:
+        """Softmax sums, which attention writes head by head, token by token; or back again."""
+        if self.layout.dcp == 1:
+            return []
+        return [elementwise_kernel(name, Elementwise.COPY, rows, heads, 2 * DType.FP32.bytes * rows * heads)]
+
+    def _reordered(self, name: str, rows: int, width: int) -> list[Kernel]:
+        return [] if self.layout.dcp == 1 else [permute_kernel(name, rows, width)]
 
     def exchange(self, name: str, op: CollectiveOp, buffer_bytes: int) -> Kernel:
         work = CollectiveWork(op=op, ranks=self.ranks, buffer_bytes=buffer_bytes)
@@ -108,12 +126,21 @@ class _Spread:
             made.append(ranks.exchange("all_gather_kv", CollectiveOp.ALL_GATHER, buffer_bytes))
             made.append(permute_kernel("restore_kv", shared.new, width))
         if shared.cached:
-            made.append(ranks.gathered_queries(shared.cached, model.head_dim))
+            made += ranks.gathered_queries(shared.cached, model.head_dim)
         made += [kernel for group in groups if group.phase == "prefill" for kernel in self._prompts(group)]
         if shared.cached:
-            made += ranks.combined(shared.cached, self.value, each_has_all=False)
+            made += self._scattered(shared.cached)
             made.append(self._merge(shared.cached // layout.cp))
         return made
+
+    def _scattered(self, rows: int) -> list[Kernel]:
+        """Each rank's own outputs over all shards, and their softmax sums."""
+        ranks = self.ranks
+        return [
+            *ranks.copied_sums("copy_lse", rows, ranks.reads.q_heads),
+            *ranks.combined(rows, self.value, each_has_all=False),
+            *ranks.copied_sums("copy_own_lse", rows, ranks.own.q_heads),
+        ]
 
     def _decoding(self, group: Group) -> list[Kernel]:
         ranks = self.ranks
@@ -123,9 +150,10 @@ class _Spread:
             return [*made, *ranks.combined(group.tokens, self.value, each_has_all=True)]
         shape = replace(ranks.own, batch=group.sequences, new_tokens=group.new_tokens, context=group.new_tokens)
         return [
-            ranks.gathered_queries(group.tokens, shape.model.head_dim),
+            *ranks.gathered_queries(group.tokens, shape.model.head_dim),
             *group_attention(self.node, ranks.reads, cached, self.stack),
-            *ranks.combined(group.tokens, self.value, each_has_all=False),
+            *self._scattered(group.tokens),
+            elementwise_kernel("plan_new", Elementwise.COPY, group.sequences, 1, _PLAN_BYTES * group.sequences),
             self._flash("attention_new", shape, causal=True),
             self._merge(group.tokens),
         ]
@@ -186,7 +214,7 @@ def _latent_decoding(node: LatentAttention, ranks: _Ranks, group: Group, stack: 
     at = _attends(kernels)
     over_share = group_attention(node, ranks.reads, ranks.sharded(group), stack)
     spread = [
-        *([] if cp > 1 else [ranks.gathered_queries(group.tokens, latent.cached_dim)]),
+        *([] if cp > 1 else ranks.gathered_queries(group.tokens, latent.cached_dim)),
         over_share[_attends(over_share)],
         *ranks.combined(group.tokens, latent.kv_rank, each_has_all=cp > 1),
     ]

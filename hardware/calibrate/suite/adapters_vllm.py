@@ -11,12 +11,16 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomAdapters:
-    """``count`` adapters of ``rank`` on ``modules`` of every layer, written into ``folder``."""
+    """``count`` adapters of ``rank`` on ``modules`` of every layer, written into ``folder``.
+
+    A step has sequences of ``slots`` of them at most (None: of all).
+    """
 
     count: int
     rank: int
     folder: Path
     modules: tuple[str, ...] = MODULES
+    slots: int | None = None
 
 
 def write_adapters(adapters: RandomAdapters, model: Path) -> list[Path]:

@@ -48,7 +48,7 @@ class ServerSpec:
     """What server to start: ``model`` is a folder with a ``config.json``; ``gpus`` hold its layers in ``stages``.
 
     ``context_ranks`` of a tensor-parallel group share out each sequence's keys and values (decode context parallelism).
-    Requests ask for ``adapters`` in turn.
+    Requests ask for ``adapters`` in turn, those of :class:`Serve` for their own.
     """
 
     model: Path
@@ -84,9 +84,13 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Requests as they arrive: seconds, prompt tokens, tokens to generate."""
+    """Requests as they arrive: seconds, prompt tokens, tokens to generate.
+
+    ``adapters`` are the numbers of those that they ask for, -1: none; empty: nobody asks for one.
+    """
 
     requests: tuple[tuple[float, int, int], ...]
+    adapters: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +120,13 @@ class _MeteredServer:
     def prompt(self, tokens: int) -> list[int]:
         return [self.draw.randrange(FIRST_TOKEN, min(LAST_TOKEN, self.spec.vocabulary)) for _ in range(tokens)]
 
-    async def request(self, tokens: int, count: int, at_s: float | None = None) -> tuple[float, Stamps]:
-        """Send one request, at once or at ``at_s``; when it was sent and when its tokens came."""
+    async def request(
+        self, tokens: int, count: int, at_s: float | None = None, adapter: int | None = None
+    ) -> tuple[float, Stamps]:
+        """Send one request, at once or at ``at_s``; when it was sent and when its tokens came.
+
+        It asks for the ``adapter`` of that number, for none (-1), or for the next in turn (None).
+        """
         if at_s is not None:
             await asyncio.sleep(max(0.0, at_s - time.monotonic()))
         self.sent += 1
@@ -126,7 +135,8 @@ class _MeteredServer:
         )
         sent_s, stamps, seen = time.monotonic(), [], 0
         prompt = {"prompt_token_ids": self.prompt(tokens)}
-        asked = {"lora_request": self.adapters[self.sent % len(self.adapters)]} if self.adapters else {}
+        number = self.sent % max(len(self.adapters), 1) if adapter is None else adapter
+        asked = {"lora_request": self.adapters[number]} if self.adapters and number >= 0 else {}
         async for output in self.engine.generate(prompt, sampling, f"wattline-{self.sent}", **asked):
             now = len(output.outputs[0].token_ids)
             if now > seen:
@@ -207,7 +217,8 @@ def arguments(spec: ServerSpec) -> dict[str, Any]:
     if spec.context_ranks > 1:
         found["decode_context_parallel_size"] = spec.context_ranks
     if spec.adapters is not None:
-        found |= {"enable_lora": True, "max_loras": spec.adapters.count, "max_lora_rank": spec.adapters.rank}
+        slots = spec.adapters.slots or spec.adapters.count
+        found |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": spec.adapters.rank}
     if spec.drafts is not None:
         found["speculative_config"] = {
             "method": spec.drafts.method,
@@ -297,7 +308,9 @@ async def _prefill(server: _MeteredServer, work: Prefill) -> dict[str, Any]:
 async def _serve(server: _MeteredServer, work: Serve) -> dict[str, Any]:
     """Time to first token and per token of each request, joules from the first arrival to the last token."""
     began = time.monotonic() + 0.5
-    done = await asyncio.gather(*(server.request(i, o, began + at) for at, i, o in work.requests))
+    asked = work.adapters or (-1,) * len(work.requests)
+    one_by_one = zip(work.requests, asked, strict=True)
+    done = await asyncio.gather(*(server.request(i, o, began + at, number) for (at, i, o), number in one_by_one))
     end = max(stamps[-1][0] for _, stamps in done)
     return {
         "latency_s": end - began,

@@ -16,7 +16,7 @@ import numpy as np
 from sim.explore.plan.queue import BulkQueue, Floats, bulk_queue
 from sim.explore.plan.stages import StagedPrices
 from sim.serving.cost import Batch, Chunk, Cost
-from sim.serving.price import TARGET_STEP, TARGET_STEPS
+from sim.serving.part_prices import TARGET_STEP, TARGET_STEPS
 
 # The share of requests whose time to first token is to be within the target.
 WITHIN = 0.99
