@@ -25,11 +25,11 @@ def changed(one: One, **values: Any) -> One:
     >>> changed(point, y=5), point
     (Point(x=1, y=5), Point(x=1, y=2))
     """
-    cls: type[Any] = type(one)
-    slots = _slots(cls)
+    cls = type(one)
+    slots = _slots(cls)  # type: ignore[arg-type]  # mypy: a type is not hashable
     if not slots:
         return replace(one, **values)  # type: ignore[type-var]
-    new: One = object.__new__(cls)
+    new = object.__new__(cls)
     for get, put in slots:
         put(new, get(one))
     for name, value in values.items():
