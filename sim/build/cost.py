@@ -11,6 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.elementwise import blocks_for
 from hardware.laws.engine_price import adapter_terms
 from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
@@ -240,7 +241,7 @@ class Pricer:
                     op=work.op.value,
                     rows=work.rows,
                     bytes_moved=work.bytes_moved,
-                    launched_blocks=work.blocks or max(1, work.bytes_moved // 8192),
+                    launched_blocks=work.blocks or blocks_for(work.bytes_moved),
                 )
             case GroupedGemmWork():
                 return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))
