@@ -23,7 +23,17 @@ from sim.serving.stages import handoffs, stage_machine, stage_prices
 from sim.serving.trace import to_trace
 from sim.serving.transfers import CacheTransfers, transfer_cost
 from traces.write.check import check_trace
-from workloads import Group, Layout, MemoryLoad, Options, SharedTokens, WorkloadError, build_ragged, load_model
+from workloads import (
+    Group,
+    Layout,
+    MemoryLoad,
+    Options,
+    RaggedStep,
+    SharedTokens,
+    WorkloadError,
+    build_ragged,
+    load_model,
+)
 from workloads.families.ragged_groups import own_tokens, tokens_of
 from workloads.program import Kernel
 from workloads.work import AttentionWork, CollectiveWork, GemmWork
@@ -54,7 +64,7 @@ def prices_of(**fields: Any) -> StepPrices:
 def layer(layout: Layout, groups: list[Group], *, model: str = "llama3-8b", rank: int = 0, **more: Any) -> list[Kernel]:
     """The kernels of one layer on one rank."""
     options = Options(stack="paged-kv", layers=1)
-    program = build_ragged(load_model(model), layout, groups=groups, scored=1, options=options, **more)
+    program = build_ragged(load_model(model), layout, RaggedStep(groups=groups, scored=1), options=options, **more)
     return [k for one in program.ranks[rank].phases[0].segments if one.layers for k in one.kernels]
 
 
@@ -276,7 +286,7 @@ def test_hidden_states_of_all_ranks_are_gathered_before_the_head() -> None:
         Group(phase="prefill", sequences=1, new_tokens=40, context=40),
     ]
     for one, rows in ((Layout(**GATHER), 23), (Layout(cp=2), 22)):
-        program = build_ragged(LLAMA, one, groups=groups, scored=4, options=Options(stack="paged-kv"))
+        program = build_ragged(LLAMA, one, RaggedStep(groups=groups, scored=4), options=Options(stack="paged-kv"))
         *_, gather, head = program.ranks[1].phases[0].segments
         assert exchanges(list(gather.kernels)) == [("all_gather_hidden", (0, 1), 2 * rows * 4096 * 2)]
         assert next(k.work.m for k in head.kernels if isinstance(k.work, GemmWork)) == 4

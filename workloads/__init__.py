@@ -6,7 +6,7 @@ from workloads.errors import WorkloadError
 from workloads.families.images import build_images
 from workloads.families.options import Options, check_options, choice_of
 from workloads.families.pipeline import stage_bytes
-from workloads.families.ragged import build_ragged, build_spread
+from workloads.families.ragged import RaggedStep, build_ragged, build_spread
 from workloads.families.ragged_groups import Group, SharedTokens, own_tokens, tokens_of
 from workloads.families.speculation import (
     Drafter,
@@ -45,6 +45,7 @@ __all__ = [
     "ModelSpec",
     "Options",
     "Program",
+    "RaggedStep",
     "Routing",
     "SharedTokens",
     "Speculation",

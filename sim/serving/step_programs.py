@@ -16,6 +16,7 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.serving.buckets import chunk_group
 from sim.serving.cost import Batch, Chunk, Part
+from workloads.families.ragged import RaggedStep
 from workloads.families.ragged_groups import Group
 from workloads.program import Program, RankProgram
 from workloads.work import AttentionWork
@@ -87,7 +88,8 @@ class StepPrograms:
             mean = round(batch.cached / batch.decoding)
             groups.insert(0, Group(phase="decode", sequences=batch.decoding, new_tokens=self.each, context=mean))
         adapted = (self.own_adapted(batch), batch.adapters)
-        return self._ragged(groups, batch.decoding * self.each + batch.ending, None, adapted=adapted)
+        scored = batch.decoding * self.each + batch.ending
+        return self._ragged(RaggedStep(groups=groups, scored=scored), adapted=adapted)
 
     @cached_property
     def sees(self) -> bool:
@@ -109,27 +111,29 @@ class StepPrograms:
 
     def layers_of(self, groups: Sequence[Group]) -> Program:
         """The layers of a step that computes ``groups``, less its head."""
-        return self._ragged(groups, 0, None)
+        return self._ragged(RaggedStep(groups=groups))
 
     def part(self, part: Part, rows: int, context: int) -> Program:
         """One part of a step, over so many ``rows``; of adapters ``context`` is how many there are, of images
         how many patches each has."""
         match part:
             case "shared":
-                return self._ragged([], 0, rows)
+                return self._ragged(RaggedStep(tokens=rows))
             case "head":
-                return self._ragged([], rows, 0)
+                return self._ragged(RaggedStep(scored=rows, tokens=0))
             case "decode":
                 seen = max(context, 1)
-                return self._ragged([Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)], 0, 0)
+                group = Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)
+                return self._ragged(RaggedStep(groups=[group], tokens=0))
             case "chunk":
-                return self._ragged([chunk_group(rows, rows + context)], 0, 0, shared=NONE_SHARED)
+                group = chunk_group(rows, rows + context)
+                return self._ragged(RaggedStep(groups=[group], tokens=0, shared=NONE_SHARED))
             case "gathered":
-                return self._ragged([], 0, 0, shared=workloads.SharedTokens(new=rows))
+                return self._ragged(RaggedStep(tokens=0, shared=workloads.SharedTokens(new=rows)))
             case "combined":
-                return self._ragged([], 0, 0, shared=workloads.SharedTokens(cached=rows))
+                return self._ragged(RaggedStep(tokens=0, shared=workloads.SharedTokens(cached=rows)))
             case "adapters":
-                return self._ragged([], 0, 0, adapted=(rows, context))
+                return self._ragged(RaggedStep(tokens=0), adapted=(rows, context))
             case "images":
                 return self.images(rows, context)
         assert_never(part)
@@ -186,24 +190,14 @@ class StepPrograms:
         layers = sum(segment.repeat for segment in segments)
         return layers, fused[0].kv_heads, 2 * fused[0].head_dim * fused[0].kv_dtype.bytes
 
-    def _ragged(
-        self,
-        groups: Sequence[Group],
-        scored: int,
-        tokens: int | None,
-        adapted: tuple[int, int] = (0, 0),
-        shared: workloads.SharedTokens | None = None,
-    ) -> Program:
+    def _ragged(self, step: RaggedStep, adapted: tuple[int, int] = (0, 0)) -> Program:
         scenario, (rows, distinct) = self.scenario, adapted
         model = workloads.load_model(scenario.model)
         options = replace(self._options(model), adapters=adapters_in(scenario, distinct=distinct, rows=rows))
-        program = workloads.build_ragged(
-            model, self.layout, groups=groups, scored=scored, tokens=tokens, shared=shared, options=options,
-            stage=self.stage,
-        )  # fmt: skip
+        program = workloads.build_ragged(model, self.layout, step, options=options, stage=self.stage)
         if not self.layer:
             return program
-        count = workloads.tokens_of(self.layout, groups) if tokens is None else tokens
+        count = workloads.tokens_of(self.layout, step.groups) if step.tokens is None else step.tokens
         return workloads.own_layer(program, model, count)
 
     def _options(self, model: workloads.ModelSpec) -> workloads.Options:

@@ -28,29 +28,32 @@ from workloads.routing import ExpertLoad
 from workloads.stack import Stack, load_stack
 
 
-def build_ragged(
-    model: ModelSpec,
-    layout: Layout,
-    *,
-    groups: Sequence[Group],
-    scored: int,
-    tokens: int | None = None,
-    shared: SharedTokens | None = None,
-    options: Options | None = None,
-    stage: int = 0,
-) -> Program:
-    """One step over ``groups``: products over all tokens at once, attention group by group, ``scored`` rows of the
-    vocabulary head (sequences whose next token this step yields).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedStep:
+    """Groups of sequences, and how many of them are ``scored`` by the vocabulary head (their next tokens come of it).
 
-    ``tokens`` replaces those of the groups that a rank has: with no groups it builds a step without its attention, 0
-    one without all else but the ``rows`` of adapters that ``options`` may name. ``shared`` replaces the groups' own
-    tokens of prompts that ranks of a context group exchange.
-    Of a pipeline it is what the ranks of one ``stage`` do: the embedding is on the first, the head on the last.
+    ``tokens`` replaces those of the groups that a rank has: without groups the step has no attention, with 0 nothing
+    but attention and the ``rows`` of adapters that options may name. ``shared`` replaces the groups' own tokens of
+    prompts that ranks of a context group exchange.
+    """
+
+    groups: Sequence[Group] = ()
+    scored: int = 0
+    tokens: int | None = None
+    shared: SharedTokens | None = None
+
+
+def build_ragged(
+    model: ModelSpec, layout: Layout, asked: RaggedStep, *, options: Options | None = None, stage: int = 0
+) -> Program:
+    """One step: products over all tokens at once, attention group by group, the head for the sequences it scores.
+
+    Of a pipeline it is the work of the ranks of one ``stage``: the embedding is on the first, the head on the last.
 
     >>> from workloads import load_model
     >>> groups = [Group(phase="decode", sequences=8, new_tokens=1, context=900),
     ...           Group(phase="prefill", sequences=1, new_tokens=504, context=504)]
-    >>> step = build_ragged(load_model("llama3-8b"), Layout(), groups=groups, scored=8)
+    >>> step = build_ragged(load_model("llama3-8b"), Layout(), RaggedStep(groups=groups, scored=8))
     >>> [k.name for k in step.ranks[0].phases[0].segments[0].kernels][:7]
     ['add_rmsnorm_attn', 'qkv_gemm', 'rope', 'copy_k', 'copy_v', 'attention', 'attention']
     """
@@ -62,16 +65,17 @@ def build_ragged(
     if layout.dp > 1 or layout.sequence_parallel:
         raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp at 1")
     check_spread(model, layout)
+    tokens, shared = asked.tokens, asked.shared
     if tokens is None:
-        tokens = tokens_of(layout, groups)
+        tokens = tokens_of(layout, asked.groups)
         positive("tokens", tokens)
     check_served(model, layout, layers=options.layers, expert_copies=options.routing.replicas)
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
     if shared is None:
-        shared = SharedTokens.of(layout, groups) if layout.cache_shards > 1 else SharedTokens()
-    step = _Step(groups=tuple(groups), shared=shared, scored=scored, dense=tokens > 0)
+        shared = SharedTokens.of(layout, asked.groups) if layout.cache_shards > 1 else SharedTokens()
+    step = _Step(groups=tuple(asked.groups), shared=shared, scored=asked.scored, dense=tokens > 0)
     templates = [_rank(whole, stage, step, load, stack, options) for load in loads]
     alone = replace(layout, pp=1)
     return Program(
@@ -114,7 +118,7 @@ def build_spread(
             raise WorkloadError(f"{name}: not known beside {named}: leave one of them out")
     new_tokens = seq_len if phase == "prefill" else 1
     group = Group(phase=phase, sequences=batch, new_tokens=new_tokens, context=seq_len)
-    program = build_ragged(model, layout, groups=[group], scored=batch, options=options)
+    program = build_ragged(model, layout, RaggedStep(groups=[group], scored=batch), options=options)
     named_ranks: dict[int, RankProgram] = {}
     for rank in program.ranks:
         if id(rank) not in named_ranks:
