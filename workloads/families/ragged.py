@@ -18,9 +18,10 @@ from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.tree import Grouped, RankSplit
+from workloads.layout_checks import check_served
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Gemm, Indexer, LatentAttention
-from workloads.parallel import Layout, check_served
+from workloads.parallel import Layout
 from workloads.placement import bind, groups_of
 from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
