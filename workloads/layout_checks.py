@@ -182,7 +182,7 @@ def cache_copies(model: ModelSpec, tp: int) -> int:
 
 
 def _check_shards(model: ModelSpec, layout: Layout) -> None:
-    """``dcp`` ranks share out what they would all hold: as vLLM's check of GQA models has it."""
+    """``dcp`` ranks share out the keys and values that they would all hold, as in vLLM's check of GQA models."""
     copies = cache_copies(model, layout.tp)
     if copies % layout.dcp:
         heads = "the latents" if model.latent else f"each of the {model.kv_heads} key/value heads"

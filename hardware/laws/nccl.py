@@ -129,7 +129,8 @@ def _protocol_seconds(
 
 
 def level_from(op: str, world: int, buffer_bytes: float, slower_link: float = 1.0, name: str = "hopper") -> float:
-    """The bytes from which on a ring takes as long as with ``buffer_bytes``: of one round in LL, or of what it leaves.
+    """The least bytes for which a ring takes as long as for ``buffer_bytes``: of the same round of LL, or of a protocol
+    that starts quicker than the one before it ended.
 
     >>> [round(level_from("all_gather", 8, size * 2**20) / 2**20, 2) for size in (0.5, 1.0, 64.0)]
     [0.03, 0.75, 64.0]

@@ -129,10 +129,10 @@ def build_spread(
 
 
 def check_spread(model: ModelSpec, layout: Layout) -> None:
-    """Refuse what nobody runs beside caches, or sequences, that are spread over ranks."""
-    named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
+    """Refuse models for which context parallelism is not known: caches, or sequences, spread over ranks."""
     if layout.cp * layout.dcp == 1:
         return
+    named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
     nodes = [node for block in model.blocks for node in block.nodes]
     if any(isinstance(node, Indexer) for node in nodes):
         raise WorkloadError(f"{named}: {model.id} chooses the keys that it reads: their shards are not known")
