@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from functools import lru_cache
 from importlib.resources import files
@@ -51,9 +50,7 @@ def text_of(name: str, folder: str, noun: str) -> tuple[str, str]:
         return read_text(Path(name), f"{noun} file", HardwareError), name
     known = shipped_ids(folder)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-        raise HardwareError(f"unknown {noun} '{name}': {hint}")
+        raise HardwareError(f"unknown {noun} '{name}': {suggest.nearest(name, known)}")
     return _shipped_text(folder, name), f"{name}.toml"
 
 
@@ -129,8 +126,9 @@ def gpu_id(name: str) -> str:
     if alike := [gpu for gpu in known if load_gpu(gpu).architecture.lower() == wanted]:
         raise HardwareError(f"gpu = '{name}' fits several GPUs: {', '.join(alike)}: name one")
     inside = [gpu for gpu in known if len(wanted) > 1 and wanted in gpu]
-    near = starts or inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else "see 'wattline gpus'"
+    if near := starts or inside:
+        raise HardwareError(f"unknown gpu '{name}': did you mean '{near[0]}'?")
+    hint = suggest.nearest(wanted, known, "see 'wattline gpus'", cutoff=0.5)
     raise HardwareError(f"unknown gpu '{name}': {hint}")
 
 

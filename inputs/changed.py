@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ One = TypeVar("One")
 def changed(one: One, **values: Any) -> One:
     """``one``, a dataclass, with ``values`` for some of its fields.
 
-    A scenario's kernels and prices are made from one another some hundred times. Where a class checks what it is made
-    of (``__post_init__``), it does so here too.
+    A scenario's kernels and prices are made from one another some hundred times: 2 to 4 % of the time of a new one. A
+    class without slots, or with ``__post_init__``, goes through :func:`dataclasses.replace`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +25,22 @@ def changed(one: One, **values: Any) -> One:
     >>> changed(point, y=5), point
     (Point(x=1, y=5), Point(x=1, y=2))
     """
-    return _copier(type(one))(one, values)  # type: ignore[arg-type,no-any-return]
+    cls = type(one)
+    slots = _slots(cls)  # type: ignore[arg-type]  # mypy: a type is not hashable
+    if not slots:
+        return replace(one, **values)  # type: ignore[type-var]
+    new = object.__new__(cls)
+    for get, put in slots:
+        put(new, get(one))
+    for name, value in values.items():
+        object.__setattr__(new, name, value)
+    return new
 
 
 @cache
-def _copier(cls: type) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """Copies an object of ``cls`` field by field, as the constructor that ``dataclass`` generates sets them."""
-    if hasattr(cls, "__post_init__"):
-        return lambda one, values: replace(one, **values)
-    names = frozenset(field.name for field in fields(cls))
-    copied = "".join(f" set_(new, {name!r}, one.{name})\n" for name in sorted(names))
-    scope: dict[str, Any] = {"make": object.__new__, "set_": object.__setattr__, "cls": cls, "names": names}
-    exec(
-        "def copy(one, values):\n"
-        " if not names.issuperset(values): raise TypeError(f'{cls.__name__} has no {set(values) - names}')\n"
-        " new = make(cls)\n" + copied + " for name in values: set_(new, name, values[name])\n return new\n",
-        scope,
-    )
-    return scope["copy"]  # type: ignore[no-any-return]
+def _slots(cls: type) -> tuple[tuple[Callable[[Any], Any], Callable[[Any, Any], None]], ...]:
+    """Reads and writes each slot of a dataclass that only stores its fields; none for other dataclasses."""
+    if hasattr(cls, "__post_init__") or not hasattr(cls, "__slots__"):
+        return ()
+    slots = [getattr(cls, field.name) for field in fields(cls)]
+    return tuple((slot.__get__, slot.__set__) for slot in slots)

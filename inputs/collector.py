@@ -1,4 +1,4 @@
-"""Python's search for cycles of objects, held off where millions are made and none is part of one."""
+"""Pause of Python's garbage collector, where many objects are made and few or none are parts of cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No search meanwhile; afterwards it is as it was.
+    """No collection within the block; afterwards the collector is as it was.
 
     >>> import gc
     >>> with collector_paused():

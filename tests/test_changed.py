@@ -22,6 +22,11 @@ class Checked:
             raise ValueError("x")
 
 
+@dataclass(frozen=True)
+class Loose:
+    x: int
+
+
 def test_a_changed_object_is_what_replace_makes() -> None:
     terms = KernelTerms(floor_s=1e-6, blocks=3, cycles_per_block=2.0, way="ring")
     work = ElementwiseWork(op=next(iter(EngineOp)), rows=4, width=8, bytes_moved=64)
@@ -37,8 +42,10 @@ def test_a_changed_object_is_what_replace_makes() -> None:
 
 
 def test_unknown_fields_and_failed_checks_are_refused() -> None:
-    with pytest.raises(TypeError, match="KernelTerms has no"):
+    with pytest.raises(AttributeError, match="'KernelTerms' object has no attribute 'size'"):
         changed(KernelTerms(floor_s=0.0, blocks=1, cycles_per_block=0.0), size=3)
-    assert changed(Checked(x=1), x=2).x == 2
+    assert changed(Checked(x=1), x=2).x == 2 and changed(Loose(x=1), x=2) == Loose(x=2)
+    with pytest.raises(TypeError, match="size"):
+        changed(Loose(x=1), size=3)
     with pytest.raises(ValueError, match="x"):
         changed(Checked(x=1), x=-1)

@@ -17,7 +17,7 @@ from hardware.catalog import load_gpu
 from hardware.laws.in_switch import in_switch_of, in_switch_s
 from hardware.laws.nccl import RINGS, TUNED_S, added_from, pairs_seconds, protocol, protocols, ring_seconds
 from hardware.laws.nccl_data import LIBRARIES
-from hardware.laws.nccl_paces import LL_ROUND_BYTES
+from hardware.laws.nccl_paces import LL128_STEP_S, LL_ROUND_BYTES
 from hardware.laws.price import collective_terms
 from hardware.laws.routes import TREE_HOP, Span, nvls_tree_s
 from hardware.laws.sizes import CollectiveSizes
@@ -109,6 +109,11 @@ def test_the_tuner_has_all_reduces_added_in_the_switch_from_two_mib_on() -> None
 def test_eight_gpus_with_the_switch_turned_off(mib: int, rings: float) -> None:
     """NCCL 2.28.9 on eight H100s (torch-mojo-backend, mojo_collectives_nvls_results.md, 6.1), in no fit."""
     assert ring_seconds("all_reduce", 8, mib * MIB) * 1e6 == pytest.approx(rings, rel=0.06)
+
+
+def test_the_least_step_of_ll128_is_in_the_tuners_proportion_to_a_hoppers_simple() -> None:
+    proportion = TUNED_S["LL128"][1] / TUNED_S["Simple"][1]
+    assert pytest.approx(proportion * LIBRARIES["hopper"].simple.step_s, rel=0.005) == LL128_STEP_S
 
 
 def test_a_round_is_what_all_threads_carry_at_once() -> None:

@@ -136,7 +136,7 @@ def test_kernels_on_partitions_that_no_law_has_seen() -> None:
     assert len(alone) == 80 and {row.record.inputs["asked_sms"] for row in alone}.isdisjoint(SIZES)
     assert _mean_error(alone, "latency_s") < 0.036 and _mean_error(alone, "energy_j") < 0.05
     _are_within(predicted(f"{folder}/unseen_beside.jsonl"), 0.074, 0.08, worst=0.55)
-    _are_within(predicted(f"{folder}/unseen_comm.jsonl"), 0.036, 0.052, worst=0.12)
+    _are_within(predicted(f"{folder}/unseen_comm.jsonl"), 0.027, 0.045, worst=0.1)
 
 
 def test_kernels_of_a_third_machine_are_as_measured() -> None:

@@ -110,5 +110,5 @@ def test_what_a_hybrid_cannot_do_is_said() -> None:
     with pytest.raises(WorkloadError, match="tp = 3 does not divide"):
         build(small(num_attention_heads=12, num_key_value_heads=12, hidden_size=768), tp=3, seq_len=128)
     with pytest.raises(WorkloadError, match="serving is known for decoders whose every layer is alike"):
-        group = Group(phase="decode", sequences=1, new_tokens=1, context=9)
-        build_ragged(MODEL, Layout(), RaggedStep(groups=[group], scored=1))
+        one = Group(phase="decode", sequences=1, new_tokens=1, context=9)
+        build_ragged(MODEL, Layout(), RaggedStep(groups=[one], scored=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,16 @@ import pytest
 
 from tests.config_kit import DEEPSEEK, KIMI, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, Config
 from tests.transformer_kit import build
-from workloads import WorkloadError, load_model
+from workloads import DType, Layout, Routing, WorkloadError, choice_of, expert_loads, load_model
+from workloads.families.moe import expert_kernels
 from workloads.huggingface import parse_config
+from workloads.kernels import Shape
+from workloads.layer_passes.lower import lower
+from workloads.layer_passes.tree import ExpertRows, Grouped
 from workloads.model import ModelSpec
+from workloads.ops import Experts
 from workloads.params import facts
-from workloads.precision import Precision
+from workloads.precision import Precision, resolve
 from workloads.work import GemmWork, GroupedGemmWork
 
 NAMES = ("precision", "activations", "kv_cache", "quantisation")
@@ -347,3 +353,22 @@ def test_a_quantised_latent_model_has_no_16_bit_experts() -> None:
     model = read(DEEPSEEK, FP8)
     assert facts(model)["weight_bytes"] < 1.05 * facts(model)["parameters"]
     assert facts(model)["kv_bytes_per_token"] == facts(read(DEEPSEEK))["kv_bytes_per_token"]
+
+
+@pytest.mark.parametrize("ups", [1, 2])
+def test_rows_are_quantised_once_before_each_product_of_experts_with_a_gate_or_without(ups: int) -> None:
+    model = load_model("mixtral-8x7b")
+    (experts,) = (node for node in model.blocks[0].nodes if isinstance(node, Experts))
+    precision = resolve(model.quantised, dtype=DType.FP8)
+    shape = Shape(model=model, layout=Layout(), batch=64, new_tokens=1, context=1, precision=precision)
+    (load,) = expert_loads(tokens=64, choice=choice_of(model), routing=Routing(), ranks=1)
+    nodes = lower((replace(experts, up=experts.up[-ups:]),))
+    kernels = [
+        kernel
+        for node in nodes
+        if isinstance(node, ExpertRows | Grouped)
+        for kernel in expert_kernels(node, shape, load, slots=model.experts)
+    ]
+    assert [kernel.name for kernel in kernels] == [
+        "cast_gate_up_grouped", "gather", "gate_up_grouped", "cast_down_grouped", "down_grouped",
+    ]  # fmt: skip

@@ -21,9 +21,10 @@ from workloads.families.training import build_training
 from workloads.families.training_memory import training_need
 from workloads.families.transformer import Generation, build_generate, build_program
 from workloads.kernel_names import AllReduce, EpKernels
+from workloads.layout_checks import cache_copies, check_layout, check_served
 from workloads.memory import MemoryLoad, MemoryNeed, memory_need, stage_needs
 from workloads.model import ModelSpec
-from workloads.parallel import Layout, cache_copies, check_layout, check_served
+from workloads.parallel import Layout
 from workloads.params import params
 from workloads.popularity import Zipf, parse_popularity
 from workloads.positions import beyond, check_reach

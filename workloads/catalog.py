@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inputs.files import contents, read_text
+from inputs.suggest import nearest
 from workloads.errors import WorkloadError
 from workloads.family_file import parse_family
 from workloads.huggingface import parse_config
@@ -112,8 +113,9 @@ def model_id(name: str) -> str:
         raise WorkloadError(f"model = '{name}' fits several models: {', '.join(whole or starts)}: name one")
     if (files("workloads") / "data" / "dit" / f"{wanted}.toml").is_file():
         raise WorkloadError(f"model = '{name}' is a diffusion transformer: use phase = 'denoise'")
-    near = starts or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else "see 'wattline models'"
+    if starts:
+        raise WorkloadError(f"unknown model '{name}': did you mean '{starts[0]}'?")
+    hint = nearest(wanted, known, "see 'wattline models'", cutoff=0.5)
     raise WorkloadError(f"unknown model '{name}': {hint}")
 
 

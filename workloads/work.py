@@ -173,9 +173,9 @@ class RoutedGemmWork:
 class AdapterGemmWork:
     """One half of low-rank adapters (LoRA) on a product: ``rows`` tokens, sorted by which of ``distinct`` adapters each
     asks for, from the product's input of ``width`` down to ``slices`` of ``rank``, or from these up to an output of
-    ``width``, ``widest`` of one slice, to which it is added (``up``). ``slots`` for adapters has the server (None:
-    blocks are launched for rows alone), ``tokens`` the step, others included (None: ``rows``). 16-bit, what lies
-    between in 32.
+    ``width``, ``widest`` of one slice, to which it is added (``up``). ``slots``: adapters that the server has room
+    for (None: blocks are launched for rows only), ``tokens``: of the whole step (None: ``rows``). 16-bit, the sums
+    between the halves in 32.
     """
 
     rows: int

@@ -20,6 +20,7 @@ from hardware.catalog import load_gpu
 from hardware.engine_laws import EngineLaws, Learnt, dump_laws, shipped_engines
 from hardware.forecast import forecast_profile
 from hardware.laws.adapters import AdapterCoefficients, AdapterSizes, adapter_base_terms, adapter_features
+from hardware.laws.elementwise import blocks_for
 from hardware.laws.price import elementwise_terms
 from hardware.profile import Profile, profile_for
 
@@ -92,7 +93,7 @@ def without_clearing(row: Row, base: Profile, setting: FitSetting) -> Row:
     rows, moved = row["slices"] * row["tokens"], 4 * row["slices"] * row["tokens"] * row["rank"]
     cleared = setting.point(
         elementwise_terms(
-            base, setting.gpu, op="copy", rows=rows, bytes_moved=moved, launched_blocks=max(1, moved // 8192)
+            base, setting.gpu, op="copy", rows=rows, bytes_moved=moved, launched_blocks=blocks_for(moved)
         ),
         row,
     )

@@ -195,7 +195,7 @@ def fit_engine(
         if fastest < MEMORY_BOUND_SHARE * gpu.hbm_bytes_per_s:
             pass_start = replace(pass_start, hbm_bytes_per_s=fastest, l2_bytes_per_s=2.0 * fastest, sm_power_w=SLOW_W)
             free = (*FREE_ELEMENTWISE, "sm_power_w")
-        memory_bound = Law(
+        moved_law = Law(
             start=pass_start,
             free=free,
             terms_of=lambda c, row: moved_base_terms(c, gpu, moved_of(row)),
@@ -204,10 +204,10 @@ def fit_engine(
         at_clocks = pairs.get(op, [])
         if follow_the_clock(at_clocks):
             pass_start = replace(pass_start, follows_below=FOLLOWS_BELOW)
-            memory_bound = replace(memory_bound, start=pass_start, free=(*free, "follows_below"))
+            moved_law = replace(moved_law, start=pass_start, free=(*free, "follows_below"))
         learning = Learning(lengths=ELEMENTWISE_LENGTHS, time=(0.08, 0.02))
         near_start = dict.fromkeys(FREE_ELEMENTWISE, 0.15) if near else None
-        elementwise[op] = fits.add(f"elementwise.{op}", some, memory_bound, learning, near_start, at_clocks)
+        elementwise[op] = fits.add(f"elementwise.{op}", some, moved_law, learning, near_start, at_clocks)
     return EngineLaws(
         command=command,
         date=datetime.now(UTC).date().isoformat(),

@@ -29,7 +29,7 @@ from hardware.laws.attention import (
     prefill_base_terms,
     prefill_features,
 )
-from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms, elementwise_features
+from hardware.laws.elementwise import ElementwiseCoefficients, blocks_for, elementwise_base_terms, elementwise_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.grouped import GroupedCoefficients, grouped_base_terms, grouped_features
 from hardware.laws.sizes import DecodeSizes, GroupedSizes, PrefillSizes
@@ -183,7 +183,7 @@ def elementwise_row_law(
 
     def terms_of(c: ElementwiseCoefficients, row: Row) -> KernelTerms:
         tokens, moved = rows_of(row), moved_bytes(row)
-        blocks = tokens * row["heads"] if "heads" in row else max(1, int(moved // 8192))
+        blocks = tokens * row["heads"] if "heads" in row else blocks_for(moved)
         return elementwise_base_terms(c, setting.gpu, rows=tokens, bytes_moved=moved, launched_blocks=blocks)
 
     return Law(

@@ -29,7 +29,7 @@ class Source:
     """Rows of one architecture: GPU of the table, versions of the library whose rings are fitted, and all there are.
 
     With 2.27.3 and 2.29.2 the B200s took Simple where the tuner has LL128 (those of the other versions took it): the
-    library turns LL128 off where NICs hang far from their GPUs.
+    library turns LL128 off where NICs are far from their GPUs.
     """
 
     gpu: str

@@ -26,9 +26,9 @@ STEP, FEW_STEPS = 32, 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSizes:
     """``rows`` tokens through ``distinct`` adapters of ``slices`` matrices of ``rank``: from an input of ``width``, or
-    (``up``) to outputs of ``width`` in all, ``widest`` of one slice. ``row_bytes`` a row reads and writes. ``slots``
-    of adapters has the server (None: blocks are launched for rows alone). Splits and blocks go by all ``tokens`` of the
-    step, those that ask for none included (None: ``rows``).
+    (``up``) to outputs of ``width`` in all, ``widest`` of one slice. ``row_bytes`` a row reads and writes. ``slots``:
+    adapters that the server has room for (None: blocks are launched for rows only). Splits and blocks go by all
+    ``tokens`` of the step, those that ask for none included (None: ``rows``).
     """
 
     rows: int
@@ -144,7 +144,6 @@ def adapter_base_terms(c: AdapterCoefficients, sizes: AdapterSizes, gpu: GpuSpec
         core_energy_j=grid.blocks * (c.block_energy_j + c.step_energy_j * grid.steps) + c.flop_energy_j * flops,
         hbm_energy_j=c.hbm_byte_energy_j * hbm_bytes,
         sm_power_w=c.sm_power_w,
-        extrapolated=True,
     )
 
 

@@ -132,7 +132,7 @@ def collective_base_terms(
 ) -> KernelTerms:
     """Terms of one collective: loop cost as measured, or its cost inside a step.
 
-    ``adder`` is what adds in the switch of these ranks, if anything does.
+    ``adder``: the additions of the switch of these ranks; None without such a switch.
     """
     c = coefficients
     op, world, buffer_bytes, ctas, in_graph = sizes.op, sizes.world, sizes.buffer_bytes, sizes.ctas, sizes.in_graph

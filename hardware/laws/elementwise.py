@@ -15,6 +15,8 @@ from hardware.laws.terms import KernelTerms, time_s
 
 # A kernel below this share of the memory's rate at all sizes is bound by its instructions, or by its few blocks.
 MEMORY_BOUND_SHARE = 0.25
+# Bytes that a block moves, assumed where a kernel has no known grid: how many SMs a small buffer occupies follows.
+BLOCK_BYTES = 8192
 # Kernels that take one block a row, whose time therefore depends on how wide rows are.
 BLOCK_A_ROW = frozenset({"add_rmsnorm", "rmsnorm"})
 
@@ -44,6 +46,15 @@ class ElementwiseCoefficients:
 def memory_bound(c: ElementwiseCoefficients, gpu: GpuSpec) -> bool:
     """Whether the kernel is bound by memory on ``gpu``, on which it was measured."""
     return c.hbm_bytes_per_s > MEMORY_BOUND_SHARE * gpu.hbm_bytes_per_s
+
+
+def blocks_for(bytes_moved: float) -> int:
+    """Blocks of a kernel whose grid follows its bytes.
+
+    >>> blocks_for(100), blocks_for(1 << 20)
+    (1, 128)
+    """
+    return max(1, int(bytes_moved // BLOCK_BYTES))
 
 
 @lru_cache(maxsize=65536)

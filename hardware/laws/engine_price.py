@@ -30,7 +30,7 @@ from hardware.laws.decoder import (
     wide_attention_base_terms,
     wide_attention_features,
 )
-from hardware.laws.elementwise import ElementwiseCoefficients, elementwise_base_terms
+from hardware.laws.elementwise import ElementwiseCoefficients, blocks_for, elementwise_base_terms
 from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
 from hardware.laws.sizes import DecodeSizes, GemmSizes, MovedSizes, PrefillSizes, RoutedSizes
@@ -102,8 +102,7 @@ def moved_base_terms(c: ElementwiseCoefficients, gpu: GpuSpec, sizes: MovedSizes
     moved = sizes.bytes_moved
     if sizes.op == REORDERING:
         moved = reordered_bytes(moved, pixels=sizes.rows // sizes.images, l2_bytes=gpu.l2_bytes)
-    blocks = max(1, int(moved // 8192))
-    return elementwise_base_terms(c, gpu, rows=max(sizes.rows, 1), bytes_moved=moved, launched_blocks=blocks)
+    return elementwise_base_terms(c, gpu, rows=max(sizes.rows, 1), bytes_moved=moved, launched_blocks=blocks_for(moved))
 
 
 def moved_features(sizes: MovedSizes) -> tuple[float, ...]:

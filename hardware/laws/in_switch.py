@@ -13,18 +13,18 @@ from hardware.laws.nccl_data import LIBRARIES
 # 323.8, 585.7, 748.7, 1107.6, 2143.4 us for 4, 9, 16, 27, 64, 128, 168, 256, 512 MiB): within 0.8 %. The tables by
 # which this law is judged (aiconfigurator-core 0.12.0) were in no fit.
 LINK_SHARE, LOOP_S = 0.8145, 6.80e-6
-# Steps of a loop that lie in a row: what comes first waits for two more loops at the end.
+# Loops beside those over the data: the three steps of a loop are a pipeline, which takes two to fill and drain.
 FILLED_LOOPS = 2
 # NCCL's chunks a channel and rank (bytes), and up to how many loops' bytes it takes each rather than the next (NCCL
 # 2.27, src/enqueue.cc, calcCollChunking).
 CHUNKS = ((16 * 2**10, 4.0), (32 * 2**10, 16.0), (64 * 2**10, 128.0), (128 * 2**10, math.inf))
-# The library takes it on so many ranks of one node or more: on fewer its tuner finds rings as quick.
+# Least ranks of a node for which the library uses it: for fewer its tuner's lines have rings as fast.
 IN_SWITCH_FROM = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSwitch:
-    """What adds: the rate that its traffic reaches on a link, seconds of a loop, and the blocks that drive it."""
+    """An NVSwitch that adds: rate of its traffic on a link, seconds of a loop, and the blocks that drive it."""
 
     bytes_per_s: float
     loop_s: float
@@ -32,9 +32,9 @@ class InSwitch:
 
 
 def in_switch_of(architecture: str, link_bytes_per_s: float) -> InSwitch | None:
-    """What adds in switches between GPUs of ``architecture``: none before Hopper.
+    """The additions of switches between GPUs of ``architecture``; None before Hopper.
 
-    A loop's waits are as many times longer than a Hopper's as a hop of LL with all threads is.
+    Seconds of a loop are scaled from a Hopper's by the latency of a step of LL with all threads.
 
     >>> in_switch_of("hopper", 450e9).blocks, in_switch_of("ampere", 300e9)
     (16, None)

@@ -8,6 +8,7 @@ eight and more follow by the ring's steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
@@ -70,13 +71,17 @@ def _ring_rate(slower_link: float, library: Library) -> float:
 def added_from(world: int, slower_link: float = 1.0, name: str = "hopper") -> float:
     """Bytes from which on the tuner has all-reduces added in the switch, where there is one that adds.
 
-    >>> round(added_from(8) / 2**20, 2)
-    1.1
+    Infinite for so few ranks that rings carry a byte as fast by the tuner's lines.
+
+    >>> round(added_from(8) / 2**20, 2), added_from(2)
+    (1.1, inf)
     """
     library = LIBRARIES[name]
-    rate = TUNED_ADDED_SHARE * world / (world + 1.0) * _ring_rate(slower_link, library)
+    added_byte_s = (world + 1.0) / (TUNED_ADDED_SHARE * world * _ring_rate(slower_link, library))
     lines = _lines("all_reduce", world, slower_link, library).values()
-    return max((TUNED_ADDED_S - latency_s) / (byte_s - 1.0 / rate) for latency_s, byte_s in lines)
+    if min(byte_s for _, byte_s in lines) <= added_byte_s * (1.0 + 1e-9):
+        return math.inf
+    return max((TUNED_ADDED_S - latency_s) / (byte_s - added_byte_s) for latency_s, byte_s in lines)
 
 
 def protocol(op: str, world: int, buffer_bytes: float, slower_link: float = 1.0, name: str = "hopper") -> Protocol:
@@ -124,7 +129,8 @@ def _protocol_seconds(
 
 
 def level_from(op: str, world: int, buffer_bytes: float, slower_link: float = 1.0, name: str = "hopper") -> float:
-    """The bytes from which on a ring takes as long as with ``buffer_bytes``: of one round in LL, or of what it leaves.
+    """The least bytes for which a ring takes as long as for ``buffer_bytes``: of the same round of LL, or of a protocol
+    that starts quicker than the one before it ended.
 
     >>> [round(level_from("all_gather", 8, size * 2**20) / 2**20, 2) for size in (0.5, 1.0, 64.0)]
     [0.03, 0.75, 64.0]

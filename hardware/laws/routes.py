@@ -168,7 +168,7 @@ def between_nodes(
 ) -> Way:
     """A collective that leaves its node, by ``algorithm`` or by the quickest that its library knows.
 
-    ``adder``: what adds in the switch of each node, if anything does.
+    ``adder``: the additions of each node's switch; None without such switches.
     """
     part = buffer_bytes / span.per_node
     laps = 2 if op == "all_reduce" else 1

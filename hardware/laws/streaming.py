@@ -101,7 +101,8 @@ def _launched_on(terms: KernelTerms, gpu: GpuSpec) -> KernelTerms:
 
 def own_streams(name: str) -> float:
     """Bytes/s that one SM streams for the elementwise kernel ``name`` (0: as for most)."""
-    return float(getattr(few_sms(), f"{name}_sm_bytes_per_s", 0.0))
+    facts = few_sms()
+    return {"silu_mul": facts.silu_mul_sm_bytes_per_s, "cast_fp8": facts.cast_fp8_sm_bytes_per_s}.get(name, 0.0)
 
 
 def collective_on_few_sms(terms: KernelTerms, sms: float) -> KernelTerms:

@@ -40,12 +40,13 @@ class KernelTerms:
     that a kernel of higher priority gets their SMs at once.
     ``load_wait``: round trip of loads in an idle memory over the arithmetic that hides it, at the maximum clock.
     ``way``: how a collective goes, in the library's words (for people, no time follows from it).
-    ``resident``: blocks that an SM has room for, of a kernel whose few long ones stream from HBM (0: short ones, which
-    all SMs have alike). ``sm_bytes_per_s``: what one SM streams for the kernel from an idle memory (0: as most do).
-    ``tensor_share``: the time in which tensor cores work over that of its cycles, where others (L2) set it: 1 at most.
-    ``top_clock_hz``: no faster do its SMs go, nor at a higher voltage, whatever the GPU's clock.
-    ``few_sms_sharpness``: exponent with which what few SMs ask of memory meets its rate (0: that of its law).
-    ``few_sms_saving``: share of ``core_energy_j`` that is saved on a vanishing part of the SMs, the others empty.
+    ``resident``: blocks that fit on an SM, of a kernel of few long blocks that stream from HBM (0: of short blocks,
+    which spread evenly over SMs). ``sm_bytes_per_s``: rate at which one SM streams for the kernel from an idle memory
+    (0: that of most kernels). ``tensor_share``: time in which tensor cores work over the time of its cycles, at most 1
+    (less where L2 takes longer). ``top_clock_hz``: highest clock of its SMs, and of their voltage, whatever the GPU's.
+    ``few_sms_sharpness``: exponent that joins the demand of few SMs and the memory's rate (0: that of its law).
+    ``few_sms_saving``: share of ``core_energy_j`` saved where the kernel has few SMs and all others are empty, in the
+    limit of none.
     """
 
     floor_s: float
@@ -211,8 +212,8 @@ def dynamic_power_w(
     """Watts the kernel adds to the idle GPU while it completes ``progress_per_s`` of itself a second.
 
     ``voltage_scale`` is (V(f)/V0)^2, ``clock_fraction`` f/f0, f being the clock of its SMs: at most its
-    ``top_clock_hz``. At the rate ``1 / time_s`` the energy of the
-    whole kernel above idle is this power times that time.
+    ``top_clock_hz``. At the rate ``1 / time_s`` the energy of the whole kernel above idle is this power times that
+    time.
     """
     per_completion_j = terms.core_energy_j * voltage_scale + terms.hbm_energy_j + terms.link_energy_j
     active = terms.sm_power_w * (sms / gpu_sms) * voltage_scale * clock_fraction

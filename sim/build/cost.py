@@ -11,6 +11,7 @@ from typing import assert_never
 from hardware.cluster import Cluster
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
+from hardware.laws.elementwise import blocks_for
 from hardware.laws.engine_price import adapter_terms
 from hardware.laws.exchange import RoutedExchange, in_background
 from hardware.laws.gemm import wave_part
@@ -167,11 +168,10 @@ class Pricer:
         Chips differ; ranks that meet in collectives go at the pace of the slowest, whose expected lag is its
         normal order statistic times the spread. Every rank gets that pace, so that ranks stay equal.
         """
+        floor_s = terms.floor_s
         if isinstance(work, CollectiveWork) and self.cluster is not None and self.cluster.same_node(work.ranks):
             # Tables were measured on the GPU's own switched links: cards on a mesh or on PCIe move bytes slower.
-            terms = changed(
-                terms, floor_s=max(terms.floor_s, terms.link_bytes / self.cluster.bottleneck_bytes_per_s(work.ranks))
-            )
+            floor_s = max(floor_s, terms.link_bytes / self.cluster.bottleneck_bytes_per_s(work.ranks))
         spread = self.profile.spread
         lag = 1.0
         if isinstance(
@@ -181,6 +181,7 @@ class Pricer:
         power = 1.0 if isinstance(work, CollectiveWork) else self._mean_power(work)
         return changed(
             terms,
+            floor_s=floor_s,
             cycles_per_block=terms.cycles_per_block * lag,
             tail_cycles=terms.tail_cycles * lag,
             core_energy_j=terms.core_energy_j * power,
@@ -240,7 +241,7 @@ class Pricer:
                     op=work.op.value,
                     rows=work.rows,
                     bytes_moved=work.bytes_moved,
-                    launched_blocks=work.blocks or max(1, work.bytes_moved // 8192),
+                    launched_blocks=work.blocks or blocks_for(work.bytes_moved),
                 )
             case GroupedGemmWork():
                 return grouped_gemm_terms(profile, gpu, grouped_sizes(work), _stored_experts(work))

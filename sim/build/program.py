@@ -78,8 +78,8 @@ def build(resolved: Resolved, *, sms_per_cta: float, contexts: Sequence[int] | N
         speculation = _speculation(scenario)
         program = workloads.build_speculative(model, layout, options=options, speculation=speculation, **lengths)
         return program, scenario.batch * own_batches * workloads.tokens_a_step(acceptances(scenario))
-    build = workloads.build_spread if layout.spreads else workloads.build_program
-    program = build(model, layout, phase=scenario.phase, options=options, **lengths)
+    of_pass = workloads.build_spread if layout.spreads else workloads.build_program
+    program = of_pass(model, layout, phase=scenario.phase, options=options, **lengths)
     per_sequence = scenario.seq_len if scenario.phase == "prefill" else 1
     return program, scenario.batch * per_sequence * own_batches
 

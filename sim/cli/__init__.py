@@ -64,8 +64,8 @@ EPILOG = (
 )
 
 
-# Objects after which Python looks for cycles, and how many such looks go before one at older objects. What is imported
-# stays: looking through it as often as Python does by itself takes a tenth of a first run.
+# Thresholds of the garbage collector: new objects, and collections of a generation, before the next one. What is
+# imported stays: collecting it at Python's own thresholds takes a tenth of a first run that writes a trace.
 COLLECTED_AFTER = (50_000, 20, 100)
 
 

@@ -122,25 +122,24 @@ class FluidModel:
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
     ) -> GpuState:
         gpu = self.gpu
-        top = self._end(running, clock_cap_hz, caps)
+        top = self._at(running, clock_cap_hz, caps)
         if top.power_w <= limit_w or not running:
             return top
         if clock_cap_hz < gpu.max_clock_hz:  # over the limit at both clocks: the result is the same
             found = self._found(running, limit_w, gpu.max_clock_hz, caps)
             if found.clock_hz <= clock_cap_hz:
                 return found
-        at = self._set_of(running, caps).at
         seen = {clock_cap_hz: top}
 
         def power_w(clock_hz: float) -> float:
             if clock_hz not in seen:
-                seen[clock_hz] = self._end(running, clock_hz, caps) if clock_hz == gpu.min_clock_hz else at(clock_hz)
+                seen[clock_hz] = self._at(running, clock_hz, caps)
             return seen[clock_hz].power_w
 
         return seen[highest_clock(power_w, limit_w, gpu.min_clock_hz, clock_cap_hz, gpu.clock_step_hz)]
 
-    def _end(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state at a clock; that at one end of the clock range every power limit asks for."""
+    def _at(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
+        """The state at a clock; at both ends of the clock range remembered, since every power limit asks for them."""
         if self.gpu.min_clock_hz < clock_hz < self.gpu.max_clock_hz:
             return self._set_of(running, caps).at(clock_hz)
         state = self._ends.get((running, clock_hz, caps))

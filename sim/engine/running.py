@@ -193,14 +193,14 @@ class RunningSet:
                 )
             powers.append(dynamic_w * factor + idle_w * share)
         return GpuState(
-            -1,
-            clock_hz,
-            math.fsum(powers) if members else idle_w,
-            tuple(powers),
-            tuple(pace),
-            self._sms_busy,
-            math.fsum(hbm),
-            math.fsum(link),
+            index=-1,
+            clock_hz=clock_hz,
+            power_w=math.fsum(powers) if members else idle_w,
+            kernel_power_w=tuple(powers),
+            rates=tuple(pace),
+            sms_busy=self._sms_busy,
+            hbm_bytes_per_s=math.fsum(hbm),
+            link_bytes_per_s=math.fsum(link),
         )
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:

@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from inputs.collector import collector_paused
 from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
@@ -193,17 +194,14 @@ def _settle_in() -> None:
 
 @contextmanager
 def _collected_at_its_end() -> Iterator[None]:
-    """What a batch leaves is looked through once, at its end, and not again (10 % of the time): most of it is memos,
-    some sixty objects a row are cycles."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect()
-        gc.freeze()
-        if collecting:
-            gc.enable()
+    """One collection, at the end of a batch, of what it has made, and none later (10 % of the time): most of it is
+    memos, some sixty objects a row are cycles."""
+    with collector_paused():
+        try:
+            yield
+        finally:
+            gc.collect()
+            gc.freeze()
 
 
 def _row(i: str, fields: Mapping[str, Any], say: Callable[[str], None], *, uncertainty: bool) -> dict[str, Any]:

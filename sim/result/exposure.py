@@ -79,12 +79,6 @@ def covered(gpu: Ints, start: Ints, end: Ints, gpus: int) -> Ints:
     """
     if not len(start):
         return np.zeros(gpus, dtype=np.int64)
-    if gpus == 1:
-        order = np.argsort(start)
-        start, reach = start[order], np.maximum.accumulate(end[order])
-        begin = start.copy()
-        np.maximum(start[1:], reach[:-1], out=begin[1:])
-        return np.array([np.maximum(reach - begin, 0).sum()], dtype=np.int64)
     order = np.lexsort((start, gpu))
     gpu, start, end = gpu[order], start[order], end[order]
     after = (end.max() - start.min() + 1) * gpu  # one GPU's time after the other's, so that one pass does for all

@@ -169,7 +169,7 @@ def standing(
 
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
-    """What no run departs from that was measured: fields that no kind holds, as they are by default."""
+    """Defaults of the fields outside :data:`HELD`: no measured run has other values of them."""
     return {name: field.default for name, field in Scenario.model_fields.items() if name not in HELD}
 
 

@@ -220,7 +220,7 @@ class Replica:
         self._note(cost.time_s, 1, step.batch, cost.energy_j, cost.clock_hz)
         if self.clock is not None:
             self.clock.ran(1)
-        yield self.env.timeout(begin_s + hold_s + cost.time_s - begin_s)
+        yield self.env.timeout(begin_s + hold_s + cost.time_s - begin_s)  # rounded as the clock will be
         if not self.alive:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return

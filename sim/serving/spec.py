@@ -283,9 +283,8 @@ class ServeSpec(ServerFields):
                 "weight_dtype", "kv_dtype", "launch", "chip_temperature_c", *LORA_FIELDS[1:], *SPECULATION_FIELDS,
             )
         }  # fmt: skip
-        if (
-            degrees.ep > 1 or self.prefill_ep is None
-        ):  # else another part's experts lie on several ranks, not this one's
+        # Not of a replica with ep = 1 beside others whose experts lie on several ranks.
+        if degrees.ep > 1 or self.prefill_ep is None:
             shared |= {name: getattr(self, name) for name in ("ep_mode", "ep_kernels", "dispatch_dtype")}
         slots = self.max_loras if self.lora_adapters else 0
         return Scenario.of(

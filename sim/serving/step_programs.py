@@ -122,7 +122,8 @@ class StepPrograms:
             case "head":
                 return self._ragged(RaggedStep(scored=rows, tokens=0))
             case "decode":
-                group = Group(phase="decode", sequences=rows, new_tokens=self.each, context=max(context, 1))
+                seen = max(context, 1)
+                group = Group(phase="decode", sequences=rows, new_tokens=self.each, context=seen)
                 return self._ragged(RaggedStep(groups=[group], tokens=0))
             case "chunk":
                 group = chunk_group(rows, rows + context)

@@ -58,7 +58,7 @@ class ClockCurves:
 
 @lru_cache(maxsize=64)
 def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:
-    """The grid of a GPU type, or ``every`` so manieth step of it and the last one."""
+    """Every ``every``-th clock of the grid of a GPU type, and the last one."""
     top = top_step(gpu)
     clocks = [clock_of(gpu, step) for step in (*range(0, top, every), top)]
     return ClockCurves(

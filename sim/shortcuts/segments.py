@@ -3,8 +3,8 @@
 One class of GPUs is level wherever its streams join: at the end of every layer. Several classes (uneven experts,
 slices of a context) run at paces of their own, and are level only when a collective of all of them ends. Layers of
 one stream are therefore cut after the last such collective; what follows it opens the next piece. Layers of several
-streams are cut where they end, which is level wherever such a collective ends them. Those before them in which not all
-GPUs meet (dense layers before experts) are level where all are held at one clock alone, and open their first piece.
+streams are cut at their ends, which are level if such a collective ends them. Layers without one (dense layers before
+experts) end level only if all GPUs have the same clock: they are joined to the first layer behind them that has one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.shortcuts.fold import Folding
 from workloads.program import Kernel, Segment
 from workloads.work import CollectiveWork
 
-# A layer without a collective of all GPUs that comes more often in a row is left a piece of its own.
+# Most repetitions of a layer without a collective of all GPUs that are joined to the next piece.
 MOST_JOINED = 8
 
 

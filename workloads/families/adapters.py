@@ -28,9 +28,9 @@ MODULES = {
     "q_proj": ("Q",), "k_proj": ("K",), "v_proj": ("V",), "qkv_proj": ("Q", "K", "V"), "o_proj": ("O",),
     "gate_proj": ("gate",), "up_proj": ("up",), "gate_up_proj": ("gate", "up"), "down_proj": ("down",),
 }  # fmt: skip
-# Those of latent attention. What rebuilds keys and values has none: decoding absorbs it, and does not run its product.
+# Those of latent attention; none on the product that rebuilds keys and values, which decoding absorbs and does not run.
 LATENT = {"q_a_proj": ("Q down",), "kv_a_proj_with_mqa": ("KV down", "rotary key"), "q_b_proj": ("Q", "rotary Q")}
-# All products of routed experts; none unless they are named, for there is one for each expert.
+# All products of routed experts; only where they are named, since each expert has adapters of its own.
 EXPERTS = "experts"
 # Copies of a product's adapter into its slot: both halves are cleared, then written.
 COPIES = 4
@@ -48,7 +48,7 @@ class Adapters:
     modules: tuple[str, ...] = ()
     distinct: int = 1
     rows: int | None = None
-    slots: int | None = None  # that the server has (None: ``distinct``)
+    slots: int | None = None  # adapters that the server has room for (None: ``distinct``)
     tokens: int | None = None
 
     @property
@@ -99,7 +99,7 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
         slots = None  # fused_moe_lora launches blocks for pairs of an adapter and an expert that have rows
         rows, distinct = _expert_rows(shape, rows, min(adapters.distinct, rows))
         tokens = rows
-        if len(node.ops) > 1 or node.name.startswith("gate_up"):
+        if node.first:
             sorts.append(elementwise_kernel("lora_sort_rows", Elementwise.COPY, rows, 1, SORTED_BYTES * rows))
     else:
         if node.ops[0].parallel == "s":  # a shared expert's, whose tokens the ranks share out
@@ -128,8 +128,8 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
 
 
 def _expert_rows(shape: Shape, tokens: int, adapters: int) -> tuple[int, int]:
-    """Rows of a rank's experts, as many on each rank, and pairs of an adapter and an expert that any of them asks for:
-    on average, where all experts are chosen alike.
+    """Rows of a rank's experts, equal on all ranks, and distinct pairs of an adapter and an expert among them: expected
+    numbers under uniform routing.
 
     >>> from workloads import load_model
     >>> shape = Shape(model=load_model("qwen3-30b-a3b"), layout=Layout(), batch=1, new_tokens=1, context=1)

@@ -138,9 +138,8 @@ def engine_part(
 def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, engine: ServingEngine) -> list[Kernel]:
     dtype = shape.precision.product.multiplies
     n, k = grouped_sizes(node.ops, shape)
-    first = len(node.ops) == 2
-    name = "gate_up_experts" if first else "down_experts"
-    rows = shape.tokens if first else shape.tokens * shape.model.top_k
+    name = "gate_up_experts" if node.first else "down_experts"
+    rows = shape.tokens if node.first else shape.tokens * shape.model.top_k
     inner = shape.local_sizes(node.ops[0].parallel)["f"]
     tiles = (*zip(SMALL_TILES, load.small_tiles, strict=True), (128, load.tiles128))
     work = RoutedGemmWork(

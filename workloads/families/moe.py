@@ -134,7 +134,7 @@ def _grouped(node: Grouped, shape: Shape, load: ExpertLoad, slots: int) -> list[
         rows_beyond128=load.rows_beyond128,
     )
     kernel = Kernel(name=node.name, work=work, flops=2.0 * load.rows * n * k, bytes_moved=float(moved))
-    cast = len(node.ops) == 1 and not product.activations.plain  # rows of the first products were, as tokens
+    cast = not node.first and not product.activations.plain  # rows of the first products were, as tokens
     return [*([quantise_kernel(node.name, load.rows, k, product)] if cast else []), kernel]
 
 

@@ -9,9 +9,10 @@ from workloads.errors import WorkloadError
 from workloads.families.adapters import Adapters, check_adapters
 from workloads.kernel_names import AllReduce
 from workloads.layer_passes.backward import Sharding
+from workloads.layout_checks import check_layout
 from workloads.model import ModelSpec
 from workloads.ops import Gemm, Overlap
-from workloads.parallel import Layout, check_layout
+from workloads.parallel import Layout
 from workloads.precision import Precision, resolve
 from workloads.routing import Choice, Routing
 from workloads.stack import load_stack

@@ -18,9 +18,10 @@ from workloads.kernels import Shape
 from workloads.layer_passes.overlap import BesideExchange, Stage
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.tree import Grouped, RankSplit
+from workloads.layout_checks import check_served
 from workloads.model import ModelSpec
 from workloads.ops import Attention, Gemm, Indexer, LatentAttention
-from workloads.parallel import Layout, check_served
+from workloads.parallel import Layout
 from workloads.placement import bind, groups_of
 from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
@@ -30,11 +31,10 @@ from workloads.stack import Stack, load_stack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedStep:
-    """What a server's step computes: attention of ``groups``, ``scored`` rows of the vocabulary head (sequences whose
-    next token it yields).
+    """Groups of sequences, and how many of them are ``scored`` by the vocabulary head (their next tokens come of it).
 
-    ``tokens`` replaces those of the groups that a rank has: with no groups it is a step without its attention, 0 one
-    without all else but the ``rows`` of adapters that options may name. ``shared`` replaces the groups' own tokens of
+    ``tokens`` replaces those of the groups that a rank has: without groups the step has no attention, with 0 nothing
+    but attention and the ``rows`` of adapters that options may name. ``shared`` replaces the groups' own tokens of
     prompts that ranks of a context group exchange.
     """
 
@@ -47,15 +47,15 @@ class RaggedStep:
 def build_ragged(
     model: ModelSpec, layout: Layout, asked: RaggedStep, *, options: Options | None = None, stage: int = 0
 ) -> Program:
-    """One step: products over all tokens at once, attention group by group.
+    """One step: products over all tokens at once, attention group by group, the head for the sequences it scores.
 
-    Of a pipeline it is what the ranks of one ``stage`` do: the embedding is on the first, the head on the last.
+    Of a pipeline it is the work of the ranks of one ``stage``: the embedding is on the first, the head on the last.
 
     >>> from workloads import load_model
     >>> groups = [Group(phase="decode", sequences=8, new_tokens=1, context=900),
     ...           Group(phase="prefill", sequences=1, new_tokens=504, context=504)]
-    >>> program = build_ragged(load_model("llama3-8b"), Layout(), RaggedStep(groups=groups, scored=8))
-    >>> [k.name for k in program.ranks[0].phases[0].segments[0].kernels][:7]
+    >>> step = build_ragged(load_model("llama3-8b"), Layout(), RaggedStep(groups=groups, scored=8))
+    >>> [k.name for k in step.ranks[0].phases[0].segments[0].kernels][:7]
     ['add_rmsnorm_attn', 'qkv_gemm', 'rope', 'copy_k', 'copy_v', 'attention', 'attention']
     """
     options = options or Options()
@@ -66,7 +66,7 @@ def build_ragged(
     if layout.dp > 1 or layout.sequence_parallel:
         raise WorkloadError("a server's step runs on stages of tensor- or expert-parallel groups: leave dp at 1")
     check_spread(model, layout)
-    tokens = asked.tokens
+    tokens, shared = asked.tokens, asked.shared
     if tokens is None:
         tokens = tokens_of(layout, asked.groups)
         positive("tokens", tokens)
@@ -74,7 +74,6 @@ def build_ragged(
     precision = precision_in(model, options)
     whole = Shape(model=model, layout=layout, batch=max(tokens, 1), new_tokens=1, context=1, precision=precision)
     loads = loads_of(whole, options)
-    shared = asked.shared
     if shared is None:
         shared = SharedTokens.of(layout, asked.groups) if layout.cache_shards > 1 else SharedTokens()
     step = _Step(groups=tuple(asked.groups), shared=shared, scored=asked.scored, dense=tokens > 0)
@@ -130,10 +129,10 @@ def build_spread(
 
 
 def check_spread(model: ModelSpec, layout: Layout) -> None:
-    """Refuse what nobody runs beside caches, or sequences, that are spread over ranks."""
-    named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
+    """Refuse models for which context parallelism is not known: caches, or sequences, spread over ranks."""
     if layout.cp * layout.dcp == 1:
         return
+    named = f"cp = {layout.cp}" if layout.cp > 1 else f"dcp = {layout.dcp}"
     nodes = [node for block in model.blocks for node in block.nodes]
     if any(isinstance(node, Indexer) for node in nodes):
         raise WorkloadError(f"{named}: {model.id} chooses the keys that it reads: their shards are not known")

@@ -1,10 +1,10 @@
-"""Attention of a server's step over caches whose tokens ranks share out.
+"""Attention of a server's step over caches whose tokens are spread over ranks.
 
-Each rank reads its own tokens, every n-th of a sequence. What it makes of them is corrected
-by the softmax sums of all ranks, which are gathered, and added up: as vLLM does it for ``dcp`` (``_forward_with_dcp``
-and ``cp_lse_ag_out_rs`` of its FlashAttention backend: queries gathered, outputs scattered over heads), and vLLM's
-plugin for Ascend and SGLang for ``cp``: a prompt's new tokens are cut in 2 n parts of which each rank has one from the
-front and one from the back; keys and values of all are gathered. Every rank has all sequences that decode.
+Each of n ranks holds every n-th token of a sequence. Partial outputs over these are corrected by the softmax sums of
+all ranks, which are gathered, and added up: with ``dcp`` as in vLLM (``_forward_with_dcp`` and ``cp_lse_ag_out_rs`` of
+its FlashAttention backend: queries gathered, outputs scattered over heads), with ``cp`` as in vLLM's plugin for Ascend
+and in SGLang: a prompt's new tokens are cut into 2 n parts, of which each rank has one from the front and one from the
+back, and keys and values of all are gathered. Every rank has all sequences that decode.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLAN_BYTES = 16
 def spread_attention(
     node: Attention | LatentAttention, whole: Shape, groups: Sequence[Group], shared: SharedTokens, stack: Stack
 ) -> list[Kernel]:
-    """Attention of ``groups`` over caches whose tokens are spread over ranks, with what these exchange: for each group
-    that decodes, and once for the ``shared`` tokens of prompts."""
+    """Attention of ``groups`` with the exchanges between ranks: for each group that decodes, and once for the
+    ``shared`` tokens of prompts."""
     ranks = _Ranks(whole=whole)
     if isinstance(node, LatentAttention):
         return _latent(node, ranks, groups, shared, stack)
@@ -167,7 +167,7 @@ class _Spread:
             shape = replace(ranks.reads, batch=group.sequences, new_tokens=filled, context=seen)
             made.append(self._flash("attention_cached", shape, causal=False))
         shape = replace(ranks.own, batch=group.sequences, new_tokens=filled, context=filled)
-        if cp > 1:  # two parts, of which one sees the more of the others the less the other one does
+        if cp > 1:  # two parts, which together see as many keys on every rank
             part = filled // (2 * cp)
             shape = replace(shape, batch=2 * group.sequences, new_tokens=part, context=-(-(2 * cp + 1) * part // 2))
         return [*made, self._flash(self.node.name, shape, causal=True)]

@@ -99,8 +99,8 @@ def group_attention(node: Attention | LatentAttention, whole: Shape, group: Grou
 
 
 def packed(kernel: Kernel, each: int) -> Kernel:
-    """An attention kernel over ``each`` tokens of every sequence, taken for sequences of their own, that reads a
-    sequence's cache once for all of them; other kernels as they are."""
+    """An attention kernel over ``each`` tokens of every sequence, built as of sequences of their own, that reads a
+    sequence's cache once for all of them; other kernels unchanged."""
     work = kernel.work
     if not isinstance(work, AttentionWork):
         return kernel

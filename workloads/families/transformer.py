@@ -21,9 +21,10 @@ from workloads.layer_passes.shard import shard
 from workloads.layer_passes.stack import stacked
 from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import RankSplit
+from workloads.layout_checks import check_layout
 from workloads.model import ModelSpec
 from workloads.ops import Block, Gemm
-from workloads.parallel import Layout, check_layout
+from workloads.parallel import Layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment

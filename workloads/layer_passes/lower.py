@@ -71,9 +71,9 @@ def _experts(node: Experts, split: RankSplit) -> Iterator[Placed]:
             yield replace(part, group=group)
     yield ExpertRows(name="quantise_rows", op=up[0], parallel=tokens)
     yield ExpertRows(name="gather", op=up[0], parallel=axis if axis == "e" else None)
-    yield Grouped(name="gate_up_grouped", ops=up)
+    yield Grouped(name="gate_up_grouped", ops=up, first=True)
     yield ExpertAct(name="silu_mul" if len(up) == 2 else "activation", down=down)
-    yield Grouped(name="down_grouped", ops=(down,))
+    yield Grouped(name="down_grouped", ops=(down,), first=False)
     yield Combine(parallel=tokens)
     if node.shared:
         yield Join(name="add_shared", source=node.shared[-1].name, parallel=tokens)

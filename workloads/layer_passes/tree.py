@@ -63,10 +63,11 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """Products of rows with the weights of their experts, in one kernel."""
+    """Products of rows with the weights of their experts, in one kernel: those before the activation are ``first``."""
 
     name: str
     ops: tuple[Op, ...]
+    first: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

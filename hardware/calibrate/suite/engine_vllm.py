@@ -188,7 +188,7 @@ def measure_engine(spec: ServerSpec, works: Sequence[Work]) -> tuple[dict[str, A
 
 
 def _requests_for(spec: ServerSpec) -> list[Any]:
-    """What a request says to ask for each of the server's adapters, which are written first."""
+    """A ``LoRARequest`` for each of the server's adapters, whose files are written first."""
     if spec.adapters is None:
         return []
     from vllm.lora.request import LoRARequest
