@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from scipy.stats import qmc
 
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -262,6 +261,8 @@ def _points(
     if sample.method == "random":
         draws = rng.random((sample.count, len(axes)))
     else:
+        from scipy.stats import qmc  # half a second: only who draws such a sample waits for it
+
         draws = qmc.LatinHypercube(d=len(axes), rng=rng).random(sample.count)
     for fractions in draws.tolist():
         point: dict[str, Any] = {}
