@@ -33,6 +33,7 @@ from sim.shortcuts.context_buckets import error_bound
 from sim.shortcuts.fold import Folding, fold, unfolded
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Piece, Repeated, RepeatedPiece, play
 from sim.shortcuts.segments import SegmentStep, split_into_pieces
+from sim.shortcuts.serial import SerialLayout
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
@@ -56,6 +57,16 @@ class PieceSequence:
         return PowerGuide(self.sequence)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """``repeat`` equal pieces of work in a row, the phases of each, where they begin in every GPU's program."""
+
+    graph: KernelGraph
+    repeat: int
+    phases: tuple[str, ...]
+    first_op: NDArray[np.int64]
+
+
 @dataclass(kw_only=True, eq=False)
 class Work:
     """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
@@ -67,6 +78,7 @@ class Work:
     contexts: tuple[int, ...] | None = None
     partitions: Partitions | None = None
     _graphs: dict[object, KernelGraph] = field(default_factory=dict)
+    _layouts: dict[Same[KernelGraph], SerialLayout] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> int:
@@ -100,6 +112,37 @@ class Work:
         kernels = (kernel for one in alike for kernel in one.held if isinstance(kernel.work, CollectiveWork))
         return ((kernel.stream, self.classify(kernel)) for kernel in kernels)
 
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Equal ranks once, equal layers once, at any clock; or :class:`FoldError`."""
+        if self.issue_s is not None:
+            raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
+        ranks = self.folding.representatives(self.program).ranks
+        if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
+        if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
+            raise FoldError("each layer's last collectives run beside the next one: layers do not repeat alone")
+        cuts: list[Cut] = []
+        at = np.zeros(len(ranks), dtype=np.int64)
+        graphs: dict[tuple[Same[tuple[Kernel, ...]], ...], KernelGraph] = {}
+        for steps, repeat in split_into_pieces(_side_by_side(ranks), self.folding):
+            same = tuple(Same(segment.kernels) for step in steps for segment in step.segments)
+            graph = graphs.get(same)
+            if graph is None:
+                graph = graphs[same] = self.graph_of(steps)
+            phases = tuple(steps[int(number)].phase for number, _, _ in graph.segments)
+            cuts.append(Cut(graph=graph, repeat=repeat, phases=phases, first_op=at))
+            sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
+            at = at + repeat * np.array(sizes).sum(axis=0)
+        return tuple(cuts)
+
+    def serial_layout(self, graph: KernelGraph) -> SerialLayout:
+        """That of a serial graph of a cut, worked out once."""
+        found = self._layouts.get(Same(graph))
+        if found is None:
+            found = self._layouts[Same(graph)] = SerialLayout(graph)
+        return found
+
     def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:
         """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
 
@@ -129,7 +172,6 @@ class Plan:
     work: Work
     model: GpuModel
     _pieces: dict[Same[KernelGraph], Piece] = field(default_factory=dict)
-    _piece_of: dict[tuple[Same[tuple[Kernel, ...]], ...], Piece] = field(default_factory=dict)
     _full: PieceSequence | None = None
     _of_phases: dict[str, Plan | None] = field(default_factory=dict)
 
@@ -156,7 +198,7 @@ class Plan:
                 if all(phase.segments == kept[0].segments for _, kept in ranks for phase in kept):
                     ranks = [(rank, kept[:2]) for rank, kept in ranks]
                 program = Program(ranks=tuple(replace(rank, phases=kept) for rank, kept in ranks))
-                self._of_phases[name] = Plan(work=replace(self.work, program=program, _graphs={}), model=self.model)
+                self._of_phases[name] = Plan(work=replace(self.work, program=program, _graphs={}, _layouts={}), model=self.model)
         return self._of_phases[name]
 
     @cached_property
@@ -174,26 +216,16 @@ class Plan:
     @cached_property
     def segments(self) -> PieceSequence:
         """Equal ranks once, equal layers once."""
-        if self.work.issue_s is not None:
-            raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
-        folding = self.work.folding
-        ranks = folding.representatives(self.work.program).ranks
-        if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
-            raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
-        if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
-            raise FoldError("each layer's last collectives run beside the next one: layers do not repeat alone")
-        sequence: list[Repeated] = []
-        phases: list[tuple[str, ...]] = []
-        first_op: list[NDArray[np.int64]] = []
-        at = np.zeros(len(ranks), dtype=np.int64)
-        for steps, repeat in split_into_pieces(_side_by_side(ranks), folding):
-            piece = self._piece(steps)
-            sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
-            phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
-            first_op.append(at)
-            sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
-            at = at + repeat * np.array(sizes).sum(axis=0)
-        return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+        cuts = self.work.cuts
+        return PieceSequence(
+            folding=self.work.folding,
+            sequence=tuple(
+                Repeated(number=number, piece=self._piece(cut.graph), repeat=cut.repeat)
+                for number, cut in enumerate(cuts)
+            ),
+            phases=tuple(cut.phases for cut in cuts),
+            first_op=tuple(cut.first_op for cut in cuts),
+        )
 
     def outcome(
         self, layout: PieceSequence, parts: Sequence[RepeatedPiece], *, detail: str, why: str, bucket_error: float = 0.0
@@ -221,15 +253,12 @@ class Plan:
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, steps: Sequence[SegmentStep]) -> Piece:
-        same = tuple(Same(segment.kernels) for step in steps for segment in step.segments)
-        piece = self._piece_of.get(same)
+    def _piece(self, graph: KernelGraph) -> Piece:
+        piece = self._pieces.get(Same(graph))
         if piece is None:
-            graph = self.work.graph_of(steps)
-            piece = self._pieces.get(Same(graph))
-            if piece is None:
-                piece = self._pieces[Same(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
-            self._piece_of[same] = piece
+            model = FluidModel(self.model, graph.classes, [])
+            piece = Piece(graph, model, layout=self.work.serial_layout)
+            self._pieces[Same(graph)] = piece
         return piece
 
     def context_bucket_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
