@@ -192,9 +192,9 @@ class SerialAtClocks:
             return None
         own = self.own
         here = [(table, steps[gpu]) for table, (gpu, _) in zip(self.tables, self.kinds, strict=True)]
-        spent_ps = np.array([table.lasts_ps[step] for table, step in here])[own.kind] * own.count
-        here_w = np.array([table.power_w[step] for table, step in here])[own.kind]
-        joules = np.bincount(own.kind_gpu[own.kind], spent_ps * here_w * 1e-12, self.gpus)
+        spent_ps = np.array([table.lasts_ps.item(step) for table, step in here])[own.kind] * own.count
+        here_w = np.array([table.power_w.item(step) for table, step in here])[own.kind]
+        joules = np.bincount(own.gpu, spent_ps * here_w * 1e-12, self.gpus)
         energy_j = joules.tolist()
         stretch_ps = np.bincount(own.stretch, spent_ps, self.parts + self.gpus).tolist()
         now_ps = [0.0] * self.gpus
@@ -208,10 +208,10 @@ class SerialAtClocks:
                 energy_j[gpu] += power_w * (lasts_ps * 1e-12)
                 if came_ps < ready_ps:
                     spin = self._table(self.kinds[own.part_kind[part]][1], waits=True)
-                    energy_j[gpu] += float(spin.power_w[steps[gpu]]) * ((ready_ps - came_ps) * 1e-12)
+                    energy_j[gpu] += spin.power_w.item(steps[gpu]) * ((ready_ps - came_ps) * 1e-12)
         end_ps = [now + stretch_ps[last] for now, last in zip(now_ps, own.last, strict=True)]
         longest_ps = max(end_ps)
-        idle_w = self.idle_w[np.asarray(steps)].tolist()
+        idle_w = [self.idle_w.item(step) for step in steps]
         return Ran(
             end_ps=longest_ps,
             energy_j=[
@@ -244,15 +244,15 @@ class SerialAtClocks:
 
     def _common(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         tables = [self.tables[kind] for kind in kinds]
-        rates = [float(table.rate[place]) for table, place in zip(tables, places, strict=True)]
-        powers_w = [float(table.power_w[place]) for table, place in zip(tables, places, strict=True)]
+        rates = [table.rate.item(place) for table, place in zip(tables, places, strict=True)]
+        powers_w = [table.power_w.item(place) for table, place in zip(tables, places, strict=True)]
         pace = min(rates)
         if max(rates) > pace * (1.0 + 1e-9):
             if not all(self._simply_slower(kind, place, pace) for kind, place in zip(kinds, places, strict=True)):
                 return self._solved(kinds, places)
             # A rank slowed by others has less work per second; its blocks stay active.
             powers_w = [
-                power_w - float(table.j_per_run[place]) * (rate - pace) * PS_PER_S
+                power_w - table.j_per_run.item(place) * (rate - pace) * PS_PER_S
                 for table, place, rate, power_w in zip(tables, places, rates, powers_w, strict=True)
             ]
         return max(1, math.ceil(1.0 / pace - 1e-6)), powers_w
@@ -262,7 +262,7 @@ class SerialAtClocks:
         terms, rules = self.model.classes[self.kinds[kind][1]].terms, self.model.rules
         hbm, link = terms.hbm_bytes * pace * PS_PER_S, terms.link_bytes * pace * PS_PER_S
         finds = rules.hbm.divide([hbm], [1.0]) == [hbm] and rules.link.divide([link], [1.0]) == [link]
-        return finds and bool(self.tables[kind].as_it_is[place])
+        return finds and self.tables[kind].as_it_is.item(place)
 
     def _solved(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         clocks = grid_of(self.model.gpu).clock_hz

@@ -49,11 +49,11 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
 class Stretches:
     """Kernels between collectives, GPU by GPU: one stretch before each of its parts of collectives, and a last one.
 
-    ``count`` kernels of a ``kind`` are in a ``stretch``, ``last`` is each GPU's last one. ``part_gpu`` and
-    ``part_kind`` say whose part of a collective it is, ``kind_gpu`` whose a kind of kernel is.
+    ``count`` kernels of a ``kind`` are in a ``stretch`` of a ``gpu``, ``last`` is each GPU's last one. ``part_gpu`` and
+    ``part_kind`` say whose and what part of a collective it is.
     """
 
-    kind_gpu: Ints
+    gpu: Ints
     stretch: Ints
     kind: Ints
     count: Ints
@@ -120,7 +120,7 @@ class SerialLayout:
         pair, count = np.unique(pairs, return_counts=True)
         stretch, kind = np.divmod(pair, kinds)
         return Stretches(
-            kind_gpu=np.array([gpu for gpu, _ in self.kinds]),
+            gpu=np.array([gpu for gpu, _ in self.kinds])[kind],
             stretch=stretch,
             kind=kind,
             count=count,
