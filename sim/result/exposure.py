@@ -30,7 +30,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class KernelSpans:
     """Kernels that ran: GPU, class and collective (-1: none) of each, from ``start`` to ``end`` (ps)."""
 
     gpu: Ints
@@ -40,7 +40,7 @@ class Spans:
     end: Ints
 
 
-def exposure(graph: KernelGraph, spans: Spans, multiplicity: Sequence[int]) -> Exposure:
+def exposure(graph: KernelGraph, spans: KernelSpans, multiplicity: Sequence[int]) -> Exposure:
     """Exposure of ``spans`` of ``graph``; GPUs count as often as they stand for one."""
     gpu, cls, start, end = spans.gpu, spans.cls, spans.start, spans.end
     gap_of, names = _of_classes(Same(graph.classes))

@@ -18,7 +18,7 @@ from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState
-from sim.result.exposure import S_PER_PS, Spans, exposure
+from sim.result.exposure import S_PER_PS, KernelSpans, exposure
 from sim.shortcuts.fold import Folding
 from sim.shortcuts.pieces import Played, RepeatedPiece
 
@@ -54,7 +54,7 @@ def tally(graph: KernelGraph, records: Recorder, multiplicity: Sequence[int]) ->
     seconds = (end - start) * (times * S_PER_PS)
     last = np.zeros(len(graph.segments), dtype=np.int64)
     np.maximum.at(last, segment, end)
-    spans = Spans(gpu=gpu, cls=cls, collective=np.asarray(graph.op_collective)[op], start=start, end=end)
+    spans = KernelSpans(gpu=gpu, cls=cls, collective=np.asarray(graph.op_collective)[op], start=start, end=end)
     exposed = exposure(graph, spans, multiplicity)
     return Tally(
         per_gpu=np.column_stack([_power_sums(graph, records), exposed.working_s]),

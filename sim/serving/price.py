@@ -18,7 +18,8 @@ import workloads
 from hardware.laws.uneven import UnevenContexts, longest_tail_s
 from hardware.sampling import Sampling, sampling_cost
 from sim.errors import ScenarioError
-from sim.run.plan import Plan, Work, classifier
+from sim.run.plan import Plan, classifier
+from sim.run.work import Work
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario

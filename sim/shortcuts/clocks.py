@@ -73,8 +73,8 @@ def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:
 class KernelCurves:
     """One kernel alone on a GPU at every clock: its rate (1/ps), duration and power; 0 of one that spins.
 
-    ``j_per_run``: joules above idle of one run of the kernel. ``as_it_is``: no limiter lowers the clock. ``peak_w``: the
-    highest power before one does.
+    ``j_per_run``: joules above idle of one run of the kernel. ``as_it_is``: no limiter lowers the clock. ``peak_w``:
+    its highest power before one does.
     """
 
     rate: Floats
