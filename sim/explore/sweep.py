@@ -194,7 +194,7 @@ def _settle_in() -> None:
     gc.freeze()
 
 
-class _Collector:
+class Collector:
     """What batches leave, looked through by Python's collector (10 % of the time) only where it finds something.
 
     Most of it is memos, which stay; what refers to itself comes from rows of some kinds alone.
@@ -212,7 +212,7 @@ class _Collector:
         gc.freeze()
 
 
-_COLLECTOR = _Collector()
+_COLLECTOR = Collector()
 
 
 @contextmanager
