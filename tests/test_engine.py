@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -328,3 +330,15 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     first, second = run(g, 150.0), run(g, 150.0)
     assert first.span_end_ps.tobytes() == second.span_end_ps.tobytes()
     assert first.span_energy_j.tobytes() == second.span_energy_j.tobytes()
+
+
+def test_an_engine_is_freed_without_the_collector() -> None:
+    engine = Engine(core_of(graph((0, [COMPUTE, REDUCE]), (0, [COPY]), (1, [REDUCE, COMPUTE]))))
+    engine.run()
+    parts = [weakref.ref(one) for one in (engine, engine.core, engine.env, engine.core.gpus[0].pools[0])]
+    gc.disable()
+    try:
+        del engine
+        assert [part() for part in parts] == [None] * len(parts)
+    finally:
+        gc.enable()

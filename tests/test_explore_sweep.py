@@ -21,7 +21,7 @@ from sim.cli import main
 from sim.errors import SimError
 from sim.explore.grid import ScenarioGrid, parse_grid
 from sim.explore.in_work import slowest, telling
-from sim.explore.sweep import append, run_batch, sweep
+from sim.explore.sweep import LOOK_EVERY, Collector, append, run_batch, sweep
 from sim.explore.table import read_table
 from sim.explore.workers import Pool
 
@@ -259,3 +259,16 @@ def test_a_scenario_that_takes_long_is_told_of_until_its_row_is_there(tmp_path: 
     assert slowest(journal, now) == ""
     # A sweep that resumes from the journal takes such lines for no rows.
     assert sweep(seq_lens(2), tmp_path / "r.parquet", pool=ALONE).resumed == 0
+
+
+def test_batches_are_looked_through_while_they_leave_cycles_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter((7, 0, 3, 0, 0))
+    found: list[int] = []
+    monkeypatch.setattr("sim.explore.sweep.gc.freeze", lambda: None)
+    monkeypatch.setattr("sim.explore.sweep.gc.collect", lambda: found.append(next(left)) or found[-1])
+    collector, looks = Collector(), []
+    for batch in range(3 * LOOK_EVERY + 2):
+        before = len(found)
+        collector.look()
+        looks += [batch] * (len(found) - before)
+    assert looks == [0, 1, 1 + LOOK_EVERY, 2 + LOOK_EVERY, 2 + 2 * LOOK_EVERY]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binom, poisson
 
 from sim.cli import main
 from sim.errors import ScenarioError, SimError
@@ -45,6 +46,12 @@ def test_arrivals_have_their_mean_and_the_variance_of_a_shared_stream(streams: i
     variance = chance @ count**2 - mean**2
     # A mixture of two whole numbers of trials adds at most a quarter of a trial's square.
     assert (variance >= mean / streams - 1e-9).all() and (variance <= mean / streams + 0.25).all()
+
+
+def test_arrivals_are_poisson_at_one_server_and_binomial_at_a_whole_number_of_trials() -> None:
+    means, count = np.array([0.0, 0.01, 3.0, 40.5]), np.arange(120)
+    assert arrivals(means, 120, 1) == pytest.approx(poisson.pmf(count, means[:, None]), abs=1e-15)
+    assert arrivals(np.array([6.0]), 120, 4)[0] == pytest.approx(binom.pmf(count, 8, 0.75), abs=1e-14)
 
 
 def test_one_at_a_time_it_is_the_queue_of_the_textbook() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sim.engine.fluid import FluidModel
-from sim.run.plan import Work
+from sim.run.work import Work
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
 from sim.serving import parts, price_cache, serve
@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 WRITER = """
 import sys
 from sim.serving import price_cache
-from sim.run.plan import Work
+from sim.run.work import Work
 from sim.serving.cost import Batch, Chunk, Cost, Part
 stored = price_cache.stored_prices("x")
 for number in range(40):

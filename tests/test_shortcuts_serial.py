@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim import Scenario
+from sim.engine import fluid
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.errors import DeadlockError
+from sim.run.runner import plan_of
+from sim.scenario.machine import machine_of
+from sim.scenario.resolved import resolve_scenario
 from sim.shortcuts.pieces import Piece
 from sim.shortcuts.serial import Serial, is_serial
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
@@ -115,3 +120,28 @@ def test_meetings_that_cross_are_left_to_the_engine_to_name() -> None:
     assert Serial(g, model).run([1e9, 1e9]) is None
     with pytest.raises(DeadlockError, match=r"collective 0 \(all_reduce\) has GPUs \[0\], misses \[1\]"):
         Piece(g, model).play((1e9, 1e9))
+
+
+def test_what_a_graph_is_at_any_clock_is_worked_out_once_for_all_plans() -> None:
+    pieces = []
+    for clock_mhz in (1980, 1410):
+        scenario = Scenario.of(
+            model="qwen3-30b-a3b", phase="decode", ep=4, ep_mode="all_to_all", sm_clock_mhz=clock_mhz
+        )
+        layout = plan_of(resolve_scenario(scenario), machine_of(scenario)).segments
+        pieces.append([step.piece for step in layout.sequence])
+    assert pieces[0] != pieces[1]
+    for one, other in zip(*pieces, strict=True):
+        assert one.serial and other.serial and one.model.gpu != other.model.gpu
+        assert one.graph is other.graph and one.serial.layout is other.serial.layout
+
+
+def test_running_sets_keep_their_numbers_when_the_list_of_them_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = graph((0, [COMPUTE, COPY, with_terms(COPY, hbm_bytes=7e6), COMPUTE]))
+    ends = []
+    for most in (fluid.MAX_STATES, 1):
+        monkeypatch.setattr(fluid, "MAX_STATES", most)
+        run = Serial(g, FluidModel(GPU, g.classes, [])).run([300.0])
+        assert run is not None
+        ends.append((run.end_ps, run.energy_j))
+    assert ends[0] == ends[1]

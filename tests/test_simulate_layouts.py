@@ -12,7 +12,8 @@ from sim.engine.graph import KernelClass
 from sim.errors import ScenarioError
 from sim.result.timeline import Timeline
 from sim.result.trace import to_trace
-from sim.run.plan import Plan, Work
+from sim.run.plan import Plan
+from sim.run.work import Work
 from sim.scenario.machine import machine_of
 from sim.scenario.spec import Scenario
 from sim.shortcuts.pieces import play

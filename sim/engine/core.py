@@ -77,6 +77,13 @@ class Core:
             self.touch(gpu.index)
         self._alike = self._all_alike()
 
+    def stop(self) -> None:
+        """After the run: let go of the driver."""
+        self.driver = None
+        del self._finished
+        for gpu in self.gpus:
+            del gpu.begin
+
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
         graph = self.graph

@@ -18,7 +18,7 @@ from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.network import Network
-from sim.engine.resources.sm_pool import SmPool
+from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
 from sim.engine.state import Flow
 from sim.engine.time import WholeTime
@@ -106,7 +106,18 @@ class Engine:
                 core.update(self._last_ps)  # raises the deadlock error
         records = core.finish(self._last_ps)
         records.events = next(env._eid)
+        self._let_go()
         return records
+
+    def _let_go(self) -> None:
+        """Cut what refers to each other: then all is freed with the engine, without the collector."""
+        self.env._queue.clear()
+        for stream in self.streams:
+            stream.get_queue.clear()
+        for gpu in self.core.gpus:
+            for pool in gpu.pools:
+                pool.on_change = nothing
+        self.core.stop()
 
     # -- processes ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 
 from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
 from hardware.power import highest_clock
@@ -21,6 +22,8 @@ from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, ru
 MAX_STATES = 200_000
 _COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
 Running = tuple[tuple[int, float, bool, float], ...]
+_NUMBERS: dict[Running, int] = {}  # by costs
+_NEXT = count()
 
 
 @lru_cache(maxsize=32)
@@ -40,6 +43,7 @@ class FluidModel:
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
+    _numbers: dict[Running, int] = field(default_factory=dict)
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
     _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
@@ -100,14 +104,26 @@ class FluidModel:
 
     def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""
-        known = self._known
-        everywhere = (tuple([(self.cost(c), *rest) for c, *rest in running]), limit_w, clock_cap_hz, caps)
+        known, number = self._known, self._numbers.get(running)
+        if number is None:
+            number = self._numbers[running] = self._number(running)
+        everywhere = (number, limit_w, clock_cap_hz, caps)
         state = known.get(everywhere)
         if state is None:
             if len(known) > MAX_STATES:
                 known.clear()
             state = known[everywhere] = self._highest(running, limit_w, clock_cap_hz, caps)
         return state
+
+    def _number(self, running: Running) -> int:
+        """A number that equal running sets share in all models of this process."""
+        if len(_NUMBERS) > MAX_STATES:
+            _NUMBERS.clear()  # those given before stay theirs
+        costed = tuple([(self.cost(c), hold, waiting, fill) for c, hold, waiting, fill in running])
+        number = _NUMBERS.get(costed)
+        if number is None:
+            number = _NUMBERS[costed] = next(_NEXT)
+        return number
 
     def cost(self, class_id: int) -> int:
         """A number that classes of equal terms and gap share in all models of this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop
+from itertools import count
 from typing import Protocol
 
 from simpy.core import Environment
@@ -24,7 +25,12 @@ class WholeTime(Environment):
     _now: int
 
     def __init__(self, initial_time: int = 0) -> None:
-        super().__init__(initial_time)
+        # What SimPy's constructor does, but that it also binds the class's events to the instance once more: a cycle,
+        # and half of the time that it takes.
+        self._now = initial_time
+        self._queue = []
+        self._eid = count()
+        self._active_proc = None
 
     @property
     def now(self) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from scipy.stats import qmc
 
 from hardware.catalog import load_gpu
 from hardware.errors import HardwareError
@@ -192,11 +191,13 @@ def _cases(block: GridBlock, base: Mapping[str, Any], texts: Sequence[str], plac
 
 
 def _holds(fields: Mapping[str, Any], before: Sequence[Condition], *, fits: bool) -> bool:
+    if not before and not fits:
+        return True
     try:
         scenario = Scenario.parse(fields, where="scenario")
     except ScenarioError:
         # Kept, if what it says of itself meets the conditions: the row will carry the error.
-        known = {name: field.default for name, field in Scenario.model_fields.items()} | dict(fields)
+        known = {**Scenario.defaults(), **fields}
         return all(c.holds(known) for c in before if "world" not in c.names)
     row = scenario.model_dump() | {"world": scenario.world}
     return all(c.holds(row) for c in before) and (not fits or _fits(scenario))
@@ -262,6 +263,8 @@ def _points(
     if sample.method == "random":
         draws = rng.random((sample.count, len(axes)))
     else:
+        from scipy.stats import qmc  # half a second: only who draws such a sample waits for it
+
         draws = qmc.LatinHypercube(d=len(axes), rng=rng).random(sample.count)
     for fractions in draws.tolist():
         point: dict[str, Any] = {}

@@ -27,7 +27,6 @@ from sim.explore import workers
 from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.in_work import telling
 from sim.explore.row import INTERVALS, RESULTS, figures, full, full_of, interval_figures, row_id
-from sim.explore.table import read_rows, write_rows
 from sim.output.files import OutputError, write_atomically
 from sim.scenario.spec import Scenario
 
@@ -37,6 +36,8 @@ BATCHES_PER_WORKER = 16
 MAX_DEATHS_IN_VAIN = 3
 # After so long a worker gives back what it has done of a batch, and the rest is handed out again.
 BATCH_S = 2.0
+# Of batches that leave no cycles of objects one in so many is looked through.
+LOOK_EVERY = 16
 
 Step = Callable[[int, int], None]
 
@@ -100,6 +101,8 @@ def sweep(
                 known |= {row["scenario_id"]: row for row in rows}
                 failed += sum(row["error"] is not None for row in rows)
                 step(len(known), failed)
+        from sim.explore.table import write_rows  # pandas, which no worker needs
+
         table = [known[i] | {"feasible": _feasible(known[i], case)} for i, case in cases.items()]
         write_rows(table, out)
         journal.unlink(missing_ok=True)
@@ -192,16 +195,35 @@ def _settle_in() -> None:
     gc.freeze()
 
 
+class Collector:
+    """What batches leave, looked through by Python's collector (10 % of the time) only where it finds something.
+
+    Most of it is memos, which stay; what refers to itself comes from rows of some kinds alone.
+    """
+
+    def __init__(self) -> None:
+        self.unseen = 0  # batches that may go by without a look
+
+    def look(self) -> None:
+        """After a batch: collect, unless the last look found nothing and was not long ago; what is left stays."""
+        if self.unseen:
+            self.unseen -= 1
+        elif not gc.collect():
+            self.unseen = LOOK_EVERY - 1
+        gc.freeze()
+
+
+_COLLECTOR = Collector()
+
+
 @contextmanager
 def _collected_at_its_end() -> Iterator[None]:
-    """One collection, at the end of a batch, of what it has made, and none later (10 % of the time): most of it is
-    memos, some sixty objects a row are cycles."""
+    """Nothing is collected within a batch."""
     with collector_paused():
         try:
             yield
         finally:
-            gc.collect()
-            gc.freeze()
+            _COLLECTOR.look()
 
 
 def _row(i: str, fields: Mapping[str, Any], say: Callable[[str], None], *, uncertainty: bool) -> dict[str, Any]:
@@ -254,6 +276,8 @@ def _feasible(row: Mapping[str, Any], case: GridPoint) -> bool:
 def _earlier(out: Path, journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of an earlier run: those of the table, then those of the journal, up to where it breaks off."""
     if out.is_file():
+        from sim.explore.table import read_rows  # as above
+
         for row in read_rows(out):
             row.pop("feasible", None)
             yield row["scenario_id"], row

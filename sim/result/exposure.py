@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.graph import KernelGraph
+from inputs.same import Same
+from sim.engine.graph import KernelClass, KernelGraph
 
 S_PER_PS = 1e-12
 Ints = NDArray[np.int64]
@@ -27,33 +29,50 @@ class Exposure:
     working_s: list[float]
 
 
-def exposure(graph: KernelGraph, op: Ints, start: Ints, end: Ints, multiplicity: Sequence[int]) -> Exposure:
-    """Exposure of the spans ``op`` from ``start`` to ``end`` (ps); GPUs count as often as they stand for one."""
-    gpu, cls = np.asarray(graph.op_gpu)[op], np.asarray(graph.op_class)[op]
-    together = np.asarray(graph.op_collective)[op]
-    moves = together >= 0
-    moving = moving_ps(together, start, end)
-    gap = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
-    working = covered(gpu, np.where(moves, moving, start - gap), end, graph.gpus)
-    names = [str(c.describe.get("op", c.family)) for c in graph.classes]
-    kinds = sorted({names[number] for number in np.flatnonzero(np.bincount(cls[moves])).tolist()})
-    index = {name: i for i, name in enumerate(kinds)}
-    kind = np.where(moves, np.array([index.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSpans:
+    """Kernels that ran: GPU, class and collective (-1: none) of each, from ``start`` to ``end`` (ps)."""
+
+    gpu: Ints
+    cls: Ints
+    collective: Ints
+    start: Ints
+    end: Ints
+
+
+def exposure(graph: KernelGraph, spans: KernelSpans, multiplicity: Sequence[int]) -> Exposure:
+    """Exposure of ``spans`` of ``graph``; GPUs count as often as they stand for one."""
+    gpu, cls, start, end = spans.gpu, spans.cls, spans.start, spans.end
+    gap_of, names = _of_classes(Same(graph.classes))
+    moves = spans.collective >= 0
+    moving = moving_ps(spans.collective, start, end)
+    working = covered(gpu, np.where(moves, moving, start - gap_of[cls]), end, graph.gpus)
+    kinds = sorted({names[number] for number in set(cls[moves].tolist())})
     whose, begins, ends = gpu[~moves], start[~moves], end[~moves]
     length = covered(whose, begins, ends, graph.gpus)
     alone: list[list[float]] = [[], []]
     # What an earlier kind has covered is not counted again, so that the parts sum to the whole.
     for part, (first, last) in enumerate(((moving, end), (start, moving))):
-        for number in range(len(kinds)):
-            these = kind == number
-            whose, begins, ends = (
-                np.concatenate(pair) for pair in ((whose, gpu[these]), (begins, first[these]), (ends, last[these]))
-            )
-            grown = covered(whose, begins, ends, graph.gpus)
+        for kind in kinds:
+            these = moves if len(kinds) == 1 else moves & np.array([name == kind for name in names])[cls]
+            begin, stop = first[these], last[these]
+            grown = length
+            if (begin < stop).any():
+                whose, begins, ends = (
+                    np.concatenate(pair) for pair in ((whose, gpu[these]), (begins, begin), (ends, stop))
+                )
+                grown = covered(whose, begins, ends, graph.gpus)
             alone[part].append(float((grown - length) @ np.asarray(multiplicity)) * S_PER_PS)
             length = grown
     by_kind = dict(zip(kinds, zip(*alone, strict=True), strict=True))
     return Exposure(by_kind=by_kind, working_s=(working * S_PER_PS).tolist())
+
+
+@lru_cache(maxsize=64)
+def _of_classes(classes: Same[tuple[KernelClass, ...]]) -> tuple[Ints, list[str]]:
+    """The pause before each class of kernel (ps), and its operation."""
+    gaps = [round(c.gap_s / S_PER_PS) for c in classes.held]
+    return np.array(gaps, dtype=np.int64), [str(c.describe.get("op", c.family)) for c in classes.held]
 
 
 def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:

@@ -18,7 +18,7 @@ from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState
-from sim.result.exposure import S_PER_PS, exposure
+from sim.result.exposure import S_PER_PS, KernelSpans, exposure
 from sim.shortcuts.fold import Folding
 from sim.shortcuts.pieces import Played, RepeatedPiece
 
@@ -54,7 +54,8 @@ def tally(graph: KernelGraph, records: Recorder, multiplicity: Sequence[int]) ->
     seconds = (end - start) * (times * S_PER_PS)
     last = np.zeros(len(graph.segments), dtype=np.int64)
     np.maximum.at(last, segment, end)
-    exposed = exposure(graph, op, start, end, multiplicity)
+    spans = KernelSpans(gpu=gpu, cls=cls, collective=np.asarray(graph.op_collective)[op], start=start, end=end)
+    exposed = exposure(graph, spans, multiplicity)
     return Tally(
         per_gpu=np.column_stack([_power_sums(graph, records), exposed.working_s]),
         class_energy_j=_sums(cls, energy, len(graph.classes)),
@@ -69,11 +70,12 @@ def tally(graph: KernelGraph, records: Recorder, multiplicity: Sequence[int]) ->
 def _power_sums(graph: KernelGraph, records: Recorder) -> Floats:
     """Rows of joules, idle joules, idle s, busy s, Hz x busy s from the power steps of each GPU."""
     gpu, state, held_s = power_steps(records)
-    used, index = np.unique(state, return_inverse=True)
-    states = [records.states[i] for i in used.tolist()]
-    power_w = np.array([s.power_w for s in states])[index]
-    clock_hz = np.array([s.clock_hz for s in states])[index]
-    busy = np.array([bool(s.rates) for s in states])[index]  # copy engines run without SMs
+    states = records.states
+    if len(state) < len(states):  # a run of few steps need not look at all states that others of its piece were in
+        states, state = [states[i] for i in state.tolist()], np.arange(len(state))
+    power_w = np.array([s.power_w for s in states])[state]
+    clock_hz = np.array([s.clock_hz for s in states])[state]
+    busy = np.array([bool(s.rates) for s in states])[state]  # copy engines run without SMs
     joules, busy_s = power_w * held_s, held_s * busy
     columns = (joules, joules * ~busy, held_s - busy_s, busy_s, clock_hz * busy_s)
     return np.column_stack([_sums(gpu, column, graph.gpus) for column in columns])
@@ -87,11 +89,12 @@ def power_steps(records: Recorder) -> tuple[Ints, Ints, Floats]:
     """GPU, state and seconds of every power step, sorted by GPU and time."""
     time_ps: Ints = np.frombuffer(records.step_time_ps, dtype=np.int64)
     gpu: Ints = np.frombuffer(records.step_gpu, dtype=np.int32).astype(np.int64)
-    order = np.lexsort((time_ps, gpu))
-    time_ps, gpu = time_ps[order], gpu[order]
+    state: Ints = np.frombuffer(records.step_state, dtype=np.int64)
+    if len(records.energy_j) > 1:  # one GPU's steps are in order of time
+        order = np.lexsort((time_ps, gpu))
+        time_ps, gpu, state = time_ps[order], gpu[order], state[order]
     end_ps = np.append(time_ps[1:], records.end_ps)
     end_ps[np.append(gpu[1:] != gpu[:-1], True)] = records.end_ps
-    state: Ints = np.frombuffer(records.step_state, dtype=np.int64)[order]
     held_s = (end_ps - time_ps).astype(np.float64) * S_PER_PS
     return gpu, state, held_s
 

@@ -6,11 +6,9 @@ The plan finds equal ranks (:mod:`sim.shortcuts.fold`) and cuts the programs int
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +18,18 @@ from hardware.profile import Profile
 from inputs.same import Same
 from sim.build.cost import Pricer, drawn
 from sim.build.lower import Classify, lower
-from sim.engine.between import overloaded_ports
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.result.outcome import Outcome
 from sim.run.guide import PowerGuide
+from sim.run.work import Work
 from sim.scenario.machine import Machine
-from sim.scenario.partition import Partitions, partitioned
 from sim.shortcuts.context_buckets import error_bound
-from sim.shortcuts.fold import Folding, fold, unfolded
+from sim.shortcuts.fold import Folding, unfolded
 from sim.shortcuts.pieces import MAX_KEPT_KERNELS, Piece, Repeated, RepeatedPiece, play
-from sim.shortcuts.segments import SegmentStep, split_into_pieces
-from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import CollectiveWork
+from workloads.program import Kernel, Program
 
 # Prices remembered for one GPU type and world; beyond it they are computed again.
 MAX_PRICES = 200_000
@@ -57,79 +52,12 @@ class PieceSequence:
 
 
 @dataclass(kw_only=True, eq=False)
-class Work:
-    """The rank programs of a scenario and their prices; ``contexts`` are those of decode steps that run."""
-
-    program: Program
-    tokens: float
-    classify: Classify
-    issue_s: float | None
-    contexts: tuple[int, ...] | None = None
-    partitions: Partitions | None = None
-    _graphs: dict[object, KernelGraph] = field(default_factory=dict)
-
-    @cached_property
-    def kernels(self) -> int:
-        """Kernels over all ranks."""
-        alike = Counter(Same(rank) for rank in self.program.ranks)
-        segments = ((n, s) for rank, n in alike.items() for phase in rank.held.phases for s in phase.segments)
-        return sum(n * len(s.kernels) * s.repeat for n, s in segments)
-
-    def full_graph(self) -> KernelGraph:
-        """The kernel graph of every rank."""
-        return self.lowered(lower(self.program, self.classify, issue_s=self.issue_s))
-
-    def lowered(self, graph: KernelGraph) -> KernelGraph:
-        """``graph`` on the partitions of its GPUs."""
-        return graph if self.partitions is None else partitioned(graph, self.partitions)
-
-    @cached_property
-    def folding(self) -> Folding:
-        """Classes of equal ranks, or :class:`FoldError`: one of equal groups cannot slow the others down."""
-        found = fold(self.program, self.classify)
-        kinds = [((cls.transit.ranks, stream), cls) for stream, cls in self._between_nodes() if cls.transit]
-        for port, transits in overloaded_ports(kinds):
-            images = Counter(found.groups[ranks] for ranks in {transit.ranks for transit in transits})
-            if max(images.values()) > 1:
-                raise FoldError(f"equal groups of ranks crowd '{port.name}' of the network: each is simulated")
-        return found
-
-    def _between_nodes(self) -> Iterator[tuple[int, KernelClass]]:
-        """Streams and classes of collectives, those that leave their nodes among them."""
-        alike = {Same(s.kernels) for rank in self.program.ranks for phase in rank.phases for s in phase.segments}
-        kernels = (kernel for one in alike for kernel in one.held if isinstance(kernel.work, CollectiveWork))
-        return ((kernel.stream, self.classify(kernel)) for kernel in kernels)
-
-    def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:
-        """The kernel graph of a few steps on all folded GPUs, phases numbered as the steps are.
-
-        Equal ones (the head of every pass) share it.
-        """
-        key = tuple(tuple(segment.kernels for segment in step.segments) for step in steps)
-        graph = self._graphs.get(key)
-        if graph is None:
-            ranks = tuple(
-                RankProgram(
-                    phases=tuple(
-                        Phase(name=f"{i}", segments=(Segment(name=s.name, kernels=s.kernels),) if s.kernels else ())
-                        for i, s in enumerate(of_rank)
-                    )
-                )
-                for of_rank in zip(*(step.segments for step in steps), strict=True)
-            )
-            graph = lower(Program(ranks=ranks), self.classify, groups=self.folding.groups)
-            graph = self._graphs[key] = self.lowered(graph)
-        return graph
-
-
-@dataclass(kw_only=True, eq=False)
 class Plan:
     """The ways to run some work on one GPU model, which every power policy shares."""
 
     work: Work
     model: GpuModel
     _pieces: dict[Same[KernelGraph], Piece] = field(default_factory=dict)
-    _piece_of: dict[tuple[Same[tuple[Kernel, ...]], ...], Piece] = field(default_factory=dict)
     _full: PieceSequence | None = None
     _of_phases: dict[str, Plan | None] = field(default_factory=dict)
 
@@ -156,7 +84,9 @@ class Plan:
                 if all(phase.segments == kept[0].segments for _, kept in ranks for phase in kept):
                     ranks = [(rank, kept[:2]) for rank, kept in ranks]
                 program = Program(ranks=tuple(replace(rank, phases=kept) for rank, kept in ranks))
-                self._of_phases[name] = Plan(work=replace(self.work, program=program, _graphs={}), model=self.model)
+                self._of_phases[name] = Plan(
+                    work=replace(self.work, program=program, _graphs={}, _layouts={}), model=self.model
+                )
         return self._of_phases[name]
 
     @cached_property
@@ -174,26 +104,16 @@ class Plan:
     @cached_property
     def segments(self) -> PieceSequence:
         """Equal ranks once, equal layers once."""
-        if self.work.issue_s is not None:
-            raise FoldError("launch = 'eager': the host's launch times are absolute, so layers do not repeat")
-        folding = self.work.folding
-        ranks = folding.representatives(self.work.program).ranks
-        if any(s.asynchronous or s.waits for rank in ranks for phase in rank.phases for s in phase.segments):
-            raise FoldError("transfers between pipeline stages run beside the layers: layers do not repeat alone")
-        if any(s.rolls for rank in ranks for phase in rank.phases for s in phase.segments):
-            raise FoldError("each layer's last collectives run beside the next one: layers do not repeat alone")
-        sequence: list[Repeated] = []
-        phases: list[tuple[str, ...]] = []
-        first_op: list[NDArray[np.int64]] = []
-        at = np.zeros(len(ranks), dtype=np.int64)
-        for steps, repeat in split_into_pieces(_side_by_side(ranks), folding):
-            piece = self._piece(steps)
-            sequence.append(Repeated(number=len(sequence), piece=piece, repeat=repeat))
-            phases.append(tuple(steps[int(number)].phase for number, _, _ in piece.graph.segments))
-            first_op.append(at)
-            sizes = [[len(segment.kernels) for segment in step.segments] for step in steps]
-            at = at + repeat * np.array(sizes).sum(axis=0)
-        return PieceSequence(folding=folding, sequence=tuple(sequence), phases=tuple(phases), first_op=tuple(first_op))
+        cuts = self.work.cuts
+        return PieceSequence(
+            folding=self.work.folding,
+            sequence=tuple(
+                Repeated(number=number, piece=self._piece(cut.graph), repeat=cut.repeat)
+                for number, cut in enumerate(cuts)
+            ),
+            phases=tuple(cut.phases for cut in cuts),
+            first_op=tuple(cut.first_op for cut in cuts),
+        )
 
     def outcome(
         self, layout: PieceSequence, parts: Sequence[RepeatedPiece], *, detail: str, why: str, bucket_error: float = 0.0
@@ -221,15 +141,12 @@ class Plan:
             first_op=(np.zeros(graph.gpus, dtype=np.int64),),
         )
 
-    def _piece(self, steps: Sequence[SegmentStep]) -> Piece:
-        same = tuple(Same(segment.kernels) for step in steps for segment in step.segments)
-        piece = self._piece_of.get(same)
+    def _piece(self, graph: KernelGraph) -> Piece:
+        piece = self._pieces.get(Same(graph))
         if piece is None:
-            graph = self.work.graph_of(steps)
-            piece = self._pieces.get(Same(graph))
-            if piece is None:
-                piece = self._pieces[Same(graph)] = Piece(graph, FluidModel(self.model, graph.classes, []))
-            self._piece_of[same] = piece
+            model = FluidModel(self.model, graph.classes, [])
+            piece = Piece(graph, model, layout=self.work.serial_layout)
+            self._pieces[Same(graph)] = piece
         return piece
 
     def context_bucket_error(self, layout: PieceSequence, limits_w: tuple[float, ...]) -> float:
@@ -244,18 +161,6 @@ class Plan:
             error_bound([cost[i] for cost in costs.values()], counts, sum(phase[i] for phase in free.values()))
             for i in (0, 1)
         )
-
-
-def _side_by_side(ranks: Sequence[RankProgram]) -> Iterator[tuple[SegmentStep, int]]:
-    """The ranks' segments in step, and how often; a rank that has fewer (no head) does nothing in the last ones."""
-    nothing = Segment(name="", kernels=(), repeat=0)
-    for phases in zip(*(rank.phases for rank in ranks), strict=True):
-        for segments in zip_longest(*(phase.segments for phase in phases), fillvalue=nothing):
-            if len({(s.name, s.repeat) for s in segments if s is not nothing}) > 1:
-                raise FoldError(
-                    "ranks run different numbers of layers (pipeline stages): layers do not repeat together"
-                )
-            yield SegmentStep(phase=phases[0].name, segments=segments), max(s.repeat for s in segments)
 
 
 class _Prices:

@@ -21,8 +21,9 @@ from sim.engine.running import HeldClock, Target
 from sim.errors import FoldError, ScenarioError
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
-from sim.run.plan import PieceSequence, Plan, Work, classifier
+from sim.run.plan import PieceSequence, Plan, classifier
 from sim.run.steady import governed, steady_clocks
+from sim.run.work import Work
 from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -76,6 +77,12 @@ class FieldTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
     @classmethod
+    @lru_cache(maxsize=16)
+    def defaults(cls) -> Mapping[str, Any]:
+        """What each field is where nothing is said."""
+        return {name: field.default for name, field in cls.model_fields.items()}
+
+    @classmethod
     def of(cls, **fields: Any) -> Self:
         """One from keywords; every problem is one :class:`ScenarioError` of one line."""
         return cls.parse(fields, where="scenario")
@@ -83,10 +90,11 @@ class FieldTable(BaseModel):
     @classmethod
     def parse(cls, fields: Mapping[str, Any], *, where: str) -> Self:
         """One from a mapping; ``where`` names its origin in messages."""
+        known = cls.model_fields  # a search through the class each time
         for key in fields:
-            if key not in cls.model_fields:
-                raise ScenarioError(f"unknown key '{key}' in {where}: {nearest(key, sorted(cls.model_fields))}")
-            said = cls.model_fields[key].annotation
+            if key not in known:
+                raise ScenarioError(f"unknown key '{key}' in {where}: {nearest(key, sorted(known))}")
+            said = known[key].annotation
             if isinstance(fields[key], bool) and bool not in (said, *get_args(said)):
                 raise ScenarioError(f"{where}: {key} = {str(fields[key]).lower()}: this is no switch: give its value")
         try:

@@ -227,13 +227,13 @@ class Scenario(FieldTable):
             raise ValueError(f"stack = '{self.stack}' is for phase 'denoise', not '{self.phase}'")
         if self.phase != "train" and STACKS.get(self.stack) and STACKS[self.stack].framework is not None:
             raise ValueError(f"stack = '{self.stack}' is for phase 'train', not '{self.phase}'")
+        defaults = self.defaults()
         for name in VIDEO_FIELDS:
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+            if (value := getattr(self, name)) != defaults[name]:
                 raise ValueError(f"{name} = {value!r} is for phase 'denoise', not '{self.phase}'")
         for name in () if self.phase == "train" else TRAINING_FIELDS:
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+            if (value := getattr(self, name)) != defaults[name]:
                 raise ValueError(f"{name} = {value!r} is for phase 'train', not '{self.phase}'")
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
         check_speculation(self, defaults)
         check_adapters(self, defaults, batch=self.batch)
         if self.lora_adapters and self.phase == "train":
@@ -296,7 +296,7 @@ NOT_OF_VIDEO = (
 
 def _check_denoise(scenario: Scenario) -> Scenario:
     for name in NOT_OF_VIDEO:
-        if (value := getattr(scenario, name)) != Scenario.model_fields[name].default:
+        if (value := getattr(scenario, name)) != Scenario.defaults()[name]:
             raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': leave it out")
     if scenario.stack not in VIDEO_STACKS:
         raise ValueError(

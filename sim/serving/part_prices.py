@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import get_args
 
 import workloads
-from sim.run.plan import Plan, Work, classifier
+from sim.run.plan import Plan, classifier
+from sim.run.work import Work
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario

@@ -24,8 +24,9 @@ from sim.engine.graph import KernelClass
 from sim.engine.record import Recorder
 from sim.engine.running import PS_PER_S, GpuModel, Member
 from sim.errors import FoldError
-from sim.run.plan import PieceSequence, Plan, Work
+from sim.run.plan import PieceSequence, Plan
 from sim.run.runner import POLICY
+from sim.run.work import Work
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
 from sim.scenario.spec import Scenario

@@ -155,7 +155,7 @@ class ServeSpec(ServerFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        defaults = self.defaults()
         check_speculation(self, defaults)
         if not self.lora_adapters:
             check_unused(self, defaults, LORA_SERVER)
@@ -232,7 +232,7 @@ class ServeSpec(ServerFields):
     def _check_fleet(self) -> None:
         if self.fleet_power_w is None:
             for name in ("fleet_policy", "fleet_look_s"):
-                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                if (value := getattr(self, name)) != self.defaults()[name]:
                     raise ValueError(f"{name} = {value}: is of a budget: give fleet_power_w")
             return
         for name in ("power_cap_w", "prefill_power_cap_w", "autoscale", "sm_partition"):

@@ -14,7 +14,8 @@ import simpy
 
 from hardware.network import Port
 from sim.engine.resources.network import Network
-from sim.run.plan import Plan, Work, classifier
+from sim.run.plan import Plan, classifier
+from sim.run.work import Work
 from sim.scenario.machine import Machine, machine, nodes_of, policy_of
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost

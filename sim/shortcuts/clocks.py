@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hardware.laws.terms import dynamic_power_w
 from sim.engine.fluid import FluidModel
 from sim.engine.running import PS_PER_S, GpuModel, GpuState, HeldClock
-from sim.shortcuts.serial import Serial, meeting_of, meetings_of
+from sim.shortcuts.serial import Serial, meeting_of
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +73,8 @@ def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:
 class KernelCurves:
     """One kernel alone on a GPU at every clock: its rate (1/ps), duration and power; 0 of one that spins.
 
-    ``j_per_run``: joules above idle of one run of the kernel. ``as_it_is``: no limiter lowers the clock.
+    ``j_per_run``: joules above idle of one run of the kernel. ``as_it_is``: no limiter lowers the clock. ``peak_w``:
+    its highest power before one does.
     """
 
     rate: Floats
@@ -81,12 +82,13 @@ class KernelCurves:
     power_w: Floats
     j_per_run: Floats
     as_it_is: NDArray[np.bool_]
+    peak_w: float
 
     def below(self, limit_w: float, held: Callable[[], GpuState]) -> KernelCurves:
         """The same under a fast limiter, which lowers each clock over the limit to that of the state ``held``."""
-        as_it_is = self.power_w <= limit_w
-        if as_it_is.all():
+        if self.peak_w <= limit_w:
             return self
+        as_it_is = self.power_w <= limit_w
         state = held()
         rate = np.where(as_it_is, self.rate, state.rates[0])
         return replace(
@@ -140,12 +142,14 @@ def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: boo
         per_run_j = dynamic_power_w(terms, sms=zeros, gpu_sms=gpu.sms, progress_per_s=ones, **scales)
         busy_sms = member.sms * (work_s / lasts_s)
         above_w = dynamic_power_w(terms, sms=busy_sms, gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales)
+    power_w = above_w * gpu.chip_power_factor + grid.idle_w
     return KernelCurves(
         rate=rate,
         lasts_ps=_lasts_ps(rate),
-        power_w=above_w * gpu.chip_power_factor + grid.idle_w,
+        power_w=power_w,
         j_per_run=per_run_j * gpu.chip_power_factor,
         as_it_is=np.ones(len(rate), dtype=bool),
+        peak_w=float(power_w.max()),
     )
 
 
@@ -162,34 +166,19 @@ class SerialAtClocks:
     """A serial program whose GPUs are held at clocks of the grid, each below the power ``limit_w``."""
 
     def __init__(self, serial: Serial, limit_w: float) -> None:
-        graph, self.model = serial.graph, serial.model
-        self.limit_w, self.gpus = limit_w, graph.gpus
+        layout, self.model = serial.layout, serial.model
+        self.limit_w, self.gpus = limit_w, serial.graph.gpus
         self.idle_w = grid_of(self.model.gpu).idle_w
-        self.kinds = serial.kinds
+        self.kinds, self.parts, self.meetings = layout.kinds, len(layout.parts), layout.meetings
+        self.own = layout.stretches
         self._known: dict[tuple[int, bool], KernelCurves] = {}
         self.tables = [self._table(cls) for _, cls in self.kinds]
-        self.kind_gpu = np.array([gpu for gpu, _ in self.kinds])
-        # Stretches of kernels between collectives, GPU by GPU: one before each of its parts of collectives, and a last
-        # one.
-        shared = np.zeros(len(serial.cls), dtype=np.int64)
-        shared[serial.parts] = 1
-        before = np.cumsum(shared) - shared
-        by_itself = np.flatnonzero(shared == 0)
-        kinds = len(self.kinds)
-        pairs = (before + serial.gpu)[by_itself] * kinds + serial.kind_of[by_itself]
-        pair, self.count = np.unique(pairs, return_counts=True)
-        self.stretch, self.kind = np.divmod(pair, kinds)
-        self.parts = len(serial.parts)
-        self.part_gpu = serial.gpu[serial.parts].tolist()
-        self.part_kind = serial.kind_of[serial.parts].tolist()
-        self.last = [int((serial.gpu[serial.parts] <= gpu).sum()) + gpu for gpu in range(self.gpus)]
-        self.meetings = meetings_of(graph, serial.parts) if self.parts else []
         self._met: dict[tuple[int, ...], tuple[int, list[float]]] = {}
 
     @cached_property
     def _single(self) -> tuple[list[float], list[float]]:
         """Length (ps) and joules of a program of one GPU at every clock."""
-        times = [(self.tables[kind], count) for kind, count in zip(self.kind, self.count, strict=True)]
+        times = [(self.tables[kind], count) for kind, count in zip(self.own.kind, self.own.count, strict=True)]
         length_ps = sum(count * table.lasts_ps for table, count in times)
         energy_j = sum(count * table.lasts_ps * table.power_w for table, count in times) * 1e-12
         return length_ps.tolist(), energy_j.tolist()
@@ -201,27 +190,28 @@ class SerialAtClocks:
             return Ran(end_ps=length_ps[steps[0]], energy_j=[of_gpu_j[steps[0]]], level=True)
         if self.meetings is None:
             return None
+        own = self.own
         here = [(table, steps[gpu]) for table, (gpu, _) in zip(self.tables, self.kinds, strict=True)]
-        spent_ps = np.array([table.lasts_ps[step] for table, step in here])[self.kind] * self.count
-        here_w = np.array([table.power_w[step] for table, step in here])[self.kind]
-        joules = np.bincount(self.kind_gpu[self.kind], spent_ps * here_w * 1e-12, self.gpus)
+        spent_ps = np.array([table.lasts_ps.item(step) for table, step in here])[own.kind] * own.count
+        here_w = np.array([table.power_w.item(step) for table, step in here])[own.kind]
+        joules = np.bincount(own.gpu, spent_ps * here_w * 1e-12, self.gpus)
         energy_j = joules.tolist()
-        stretch_ps = np.bincount(self.stretch, spent_ps, self.parts + self.gpus).tolist()
+        stretch_ps = np.bincount(own.stretch, spent_ps, self.parts + self.gpus).tolist()
         now_ps = [0.0] * self.gpus
         for met in self.meetings:
-            come_ps = [now_ps[self.part_gpu[part]] + stretch_ps[part + self.part_gpu[part]] for part in met]
+            come_ps = [now_ps[own.part_gpu[part]] + stretch_ps[part + own.part_gpu[part]] for part in met]
             ready_ps = max(come_ps)
             lasts_ps, powers_w = self._meeting(met, steps)
             for part, came_ps, power_w in zip(met, come_ps, powers_w, strict=True):
-                gpu = self.part_gpu[part]
+                gpu = own.part_gpu[part]
                 now_ps[gpu] = ready_ps + lasts_ps
                 energy_j[gpu] += power_w * (lasts_ps * 1e-12)
                 if came_ps < ready_ps:
-                    spin = self._table(self.kinds[self.part_kind[part]][1], waits=True)
-                    energy_j[gpu] += float(spin.power_w[steps[gpu]]) * ((ready_ps - came_ps) * 1e-12)
-        end_ps = [now + stretch_ps[last] for now, last in zip(now_ps, self.last, strict=True)]
+                    spin = self._table(self.kinds[own.part_kind[part]][1], waits=True)
+                    energy_j[gpu] += spin.power_w.item(steps[gpu]) * ((ready_ps - came_ps) * 1e-12)
+        end_ps = [now + stretch_ps[last] for now, last in zip(now_ps, own.last, strict=True)]
         longest_ps = max(end_ps)
-        idle_w = self.idle_w[np.asarray(steps)].tolist()
+        idle_w = [self.idle_w.item(step) for step in steps]
         return Ran(
             end_ps=longest_ps,
             energy_j=[
@@ -244,8 +234,8 @@ class SerialAtClocks:
 
     def _meeting(self, met: Sequence[int], steps: Sequence[int]) -> tuple[int, list[float]]:
         """Picoseconds of a collective from the last arrival on, and the watts of each of its GPUs."""
-        kinds = [self.part_kind[part] for part in met]
-        places = [steps[self.part_gpu[part]] for part in met]
+        kinds = [self.own.part_kind[part] for part in met]
+        places = [steps[self.own.part_gpu[part]] for part in met]
         key = (*kinds, *places)
         found = self._met.get(key)
         if found is None:
@@ -254,15 +244,15 @@ class SerialAtClocks:
 
     def _common(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         tables = [self.tables[kind] for kind in kinds]
-        rates = [float(table.rate[place]) for table, place in zip(tables, places, strict=True)]
-        powers_w = [float(table.power_w[place]) for table, place in zip(tables, places, strict=True)]
+        rates = [table.rate.item(place) for table, place in zip(tables, places, strict=True)]
+        powers_w = [table.power_w.item(place) for table, place in zip(tables, places, strict=True)]
         pace = min(rates)
         if max(rates) > pace * (1.0 + 1e-9):
             if not all(self._simply_slower(kind, place, pace) for kind, place in zip(kinds, places, strict=True)):
                 return self._solved(kinds, places)
             # A rank slowed by others has less work per second; its blocks stay active.
             powers_w = [
-                power_w - float(table.j_per_run[place]) * (rate - pace) * PS_PER_S
+                power_w - table.j_per_run.item(place) * (rate - pace) * PS_PER_S
                 for table, place, rate, power_w in zip(tables, places, rates, powers_w, strict=True)
             ]
         return max(1, math.ceil(1.0 / pace - 1e-6)), powers_w
@@ -272,7 +262,7 @@ class SerialAtClocks:
         terms, rules = self.model.classes[self.kinds[kind][1]].terms, self.model.rules
         hbm, link = terms.hbm_bytes * pace * PS_PER_S, terms.link_bytes * pace * PS_PER_S
         finds = rules.hbm.divide([hbm], [1.0]) == [hbm] and rules.link.divide([link], [1.0]) == [link]
-        return finds and bool(self.tables[kind].as_it_is[place])
+        return finds and self.tables[kind].as_it_is.item(place)
 
     def _solved(self, kinds: Sequence[int], places: Sequence[int]) -> tuple[int, list[float]]:
         clocks = grid_of(self.model.gpu).clock_hz

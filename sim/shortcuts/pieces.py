@@ -10,8 +10,8 @@ changes is run again, together with the limiters, from their state at its start.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from sim.engine.record import Recorder
 from sim.engine.running import HeldClock, Target, bounds
 from sim.errors import FoldError
 from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
-from sim.shortcuts.serial import Serial, is_serial
+from sim.shortcuts.serial import Serial, SerialLayout, is_serial
 
 Limits = tuple[Target, ...]
 # Whole runs of more kernels than this are not remembered.
@@ -105,10 +105,12 @@ class Piece:
     whole: bool = False  # a whole run: only the last one is remembered, none of the largest
     played: dict[Limits, Played] = field(default_factory=dict)
     serial: Serial | None = field(init=False)
+    layout: InitVar[Callable[[KernelGraph], SerialLayout]] = SerialLayout  # of a serial graph
     _at_clocks: dict[float, SerialAtClocks] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.serial = Serial(self.graph, self.model) if is_serial(self.graph, self.model) else None
+    def __post_init__(self, layout: Callable[[KernelGraph], SerialLayout]) -> None:
+        graph, model = self.graph, self.model
+        self.serial = Serial(graph, model, layout(graph)) if is_serial(graph, model) else None
 
     def play(self, limits_w: Limits, *, events: bool = False) -> Played:
         """Its run under fixed power targets (W per GPU); a serial program is summed unless ``events`` are asked for."""
@@ -148,6 +150,8 @@ class Piece:
 
     def ended(self, records: Recorder, summed_at: Limits | None = None) -> Played:
         """A run of it."""
+        if self.graph.gpus == 1:
+            return Played(records=records, level=True, summed_at=summed_at)
         last_ps = np.zeros(self.graph.gpus, dtype=np.int64)
         gpu = np.asarray(self.graph.op_gpu)[np.frombuffer(records.span_op, dtype=np.int64)]
         np.maximum.at(last_ps, gpu, np.frombuffer(records.span_end_ps, dtype=np.int64))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,58 +45,133 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
     )
 
 
-class Serial:
-    """A serial graph, prepared once for all power targets; its kernels are numbered GPU by GPU, in order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """Kernels between collectives, GPU by GPU: one stretch before each of its parts of collectives, and a last one.
 
-    def __init__(self, graph: KernelGraph, model: FluidModel) -> None:
-        self.graph, self.model = graph, model
+    ``count`` kernels of a ``kind`` are in a ``stretch`` of a ``gpu``, ``last`` is each GPU's last one. ``part_gpu`` and
+    ``part_kind`` say whose and what part of a collective it is.
+    """
+
+    gpu: Ints
+    stretch: Ints
+    kind: Ints
+    count: Ints
+    part_gpu: list[int]
+    part_kind: list[int]
+    last: list[int]
+
+
+class SerialLayout:
+    """What a serial graph is at any clock and on any GPU; its kernels are numbered GPU by GPU, in order."""
+
+    def __init__(self, graph: KernelGraph) -> None:
+        self.graph = graph
         self.gpu, self.cls = np.asarray(graph.op_gpu), np.asarray(graph.op_class)
         self.first = np.searchsorted(self.gpu, np.arange(graph.gpus))  # kernel of each GPU
         self.kinds, self.kind_of = _kinds(self.gpu, self.cls)
         self.gap_ps = np.array([round(c.gap_s * 1e12) for c in graph.classes])[self.cls]
         members = np.array([*map(len, graph.collective_members), 1])
-        shared = members[np.asarray(graph.op_collective)] > 1
-        self.parts = np.flatnonzero(shared)  # each GPU's parts of collectives that it shares
-        latest = np.cumsum(shared) - 1
+        self._shared = members[np.asarray(graph.op_collective)] > 1
+        self.parts = np.flatnonzero(self._shared)  # each GPU's parts of collectives that it shares
+        latest = np.cumsum(self._shared) - 1
         owner = np.append(self.gpu[self.parts], -1)
         # The part that a kernel is, or follows on its GPU; one beyond the last where there is none.
         self.latest = np.where(owner[latest] == self.gpu, latest, len(self.parts))
 
+    @cached_property
+    def meetings(self) -> list[list[int]] | None:
+        """Collectives in an order in which they can run, each as places in ``parts``; None on a deadlock.
+
+        The order does not depend on clocks: a GPU's parts run in order, and a collective waits for all its ranks.
+        """
+        graph, ops = self.graph, self.parts.tolist()
+        party: dict[int, list[int]] = {}
+        of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
+        for i, op in enumerate(ops):
+            party.setdefault(graph.op_collective[op], []).append(i)
+            of_gpu[graph.op_gpu[op]].append(i)
+        ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
+        found, moving = [], list(range(graph.gpus))
+        while moving:
+            part = next(ahead[moving.pop()], None)
+            if part is None:
+                continue
+            number = graph.op_collective[ops[part]]
+            missing[number] -= 1
+            if not missing[number]:
+                found.append(party[number])
+                moving.extend(graph.op_gpu[ops[i]] for i in party[number])
+        return None if any(missing.values()) else found
+
+    @cached_property
+    def part_kinds(self) -> list[tuple[int, int]]:
+        """GPU and class of each part of a collective."""
+        return list(zip(self.gpu[self.parts].tolist(), self.cls[self.parts].tolist(), strict=True))
+
+    @cached_property
+    def stretches(self) -> Stretches:
+        """How many kernels of each kind run between collectives."""
+        shared = self._shared.astype(np.int64)
+        before = np.cumsum(shared) - shared
+        by_itself = np.flatnonzero(shared == 0)
+        kinds = len(self.kinds)
+        pairs = (before + self.gpu)[by_itself] * kinds + self.kind_of[by_itself]
+        pair, count = np.unique(pairs, return_counts=True)
+        stretch, kind = np.divmod(pair, kinds)
+        return Stretches(
+            gpu=np.array([gpu for gpu, _ in self.kinds])[kind],
+            stretch=stretch,
+            kind=kind,
+            count=count,
+            part_gpu=self.gpu[self.parts].tolist(),
+            part_kind=self.kind_of[self.parts].tolist(),
+            last=[int((self.gpu[self.parts] <= gpu).sum()) + gpu for gpu in range(self.graph.gpus)],
+        )
+
+
+class Serial:
+    """A serial graph on a GPU type, prepared once for all power targets."""
+
+    def __init__(self, graph: KernelGraph, model: FluidModel, layout: SerialLayout | None = None) -> None:
+        self.graph, self.model = graph, model
+        self.layout = layout or SerialLayout(graph)
+
     def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None on a deadlock."""
-        solo = _SoloKernels(self.model, targets)
-        lasts_ps, power_w, state = solo.columns(self.kinds, self.kind_of)
-        lasts_ps[self.parts] = 0
+        solo, own = _SoloKernels(self.model, targets), self.layout
+        lasts_ps, power_w, state = solo.columns(own.kinds, own.kind_of)
+        lasts_ps[own.parts] = 0
         end_ps = np.cumsum(lasts_ps)
-        end_ps -= (end_ps - lasts_ps)[self.first][self.gpu]
+        end_ps -= (end_ps - lasts_ps)[own.first][own.gpu]
         begin_ps = end_ps - lasts_ps
-        early = come_ps = self.parts[:0]
-        if len(self.parts):
-            met = _meet(self.graph, solo, self.parts, end_ps[self.parts])
+        early = come_ps = own.parts[:0]
+        if len(own.parts):
+            met = _meet(own, solo, end_ps[own.parts])
             if met is None:
                 return None
-            delay_ps = np.append(met.end_ps - end_ps[self.parts], 0)[self.latest]
+            delay_ps = np.append(met.end_ps - end_ps[own.parts], 0)[own.latest]
             end_ps, begin_ps = end_ps + delay_ps, begin_ps + delay_ps
-            begin_ps[self.parts], state[self.parts], power_w[self.parts] = met.begin_ps, met.state, met.power_w
+            begin_ps[own.parts], state[own.parts], power_w[own.parts] = met.begin_ps, met.state, met.power_w
             early = np.flatnonzero(met.come_ps < met.begin_ps)
             come_ps = met.come_ps[early]
         start_ps, energy_j = begin_ps, power_w * ((end_ps - begin_ps) * 1e-12)
-        steps = [(self.gpu, begin_ps, state)]
+        steps = [(own.gpu, begin_ps, state)]
         if len(early):  # they spin until the others arrive
-            spin = self.parts[early]
-            _, spin_w, spin_state = solo.columns(*_kinds(self.gpu[spin], self.cls[spin]), waits=True)
+            spin = own.parts[early]
+            _, spin_w, spin_state = solo.columns(*_kinds(own.gpu[spin], own.cls[spin]), waits=True)
             energy_j[spin] += spin_w * ((begin_ps[spin] - come_ps) * 1e-12)
-            steps.append((self.gpu[spin], come_ps, spin_state))
+            steps.append((own.gpu[spin], come_ps, spin_state))
             start_ps = begin_ps.copy()
             start_ps[spin] = come_ps
         records = Recorder(states=self.model.states, end_ps=int(end_ps.max()), idle_energy_j=[0.0] * self.graph.gpus)
-        for gpu, done_ps in enumerate(end_ps[np.append(self.first[1:], len(self.gpu)) - 1].tolist()):
+        for gpu, done_ps in enumerate(end_ps[np.append(own.first[1:], len(own.gpu)) - 1].tolist()):
             if done_ps < records.end_ps:
                 idle = solo.idle(gpu)
                 records.idle_energy_j[gpu] = idle.power_w * ((records.end_ps - done_ps) * 1e-12)
                 steps.append((np.array([gpu]), np.array([done_ps]), np.array([idle.index])))
-        records.energy_j = (np.bincount(self.gpu, energy_j, self.graph.gpus) + records.idle_energy_j).tolist()
-        _record_spans(records, np.minimum(start_ps + self.gap_ps, end_ps), end_ps, energy_j)
+        records.energy_j = (np.bincount(own.gpu, energy_j, self.graph.gpus) + records.idle_energy_j).tolist()
+        _record_spans(records, np.minimum(start_ps + own.gap_ps, end_ps), end_ps, energy_j)
         _record_steps(records, *(np.concatenate(column) for column in zip(*steps, strict=True)))
         return records
 
@@ -162,31 +239,6 @@ def meeting_of(
     return _SoloKernels(model, targets).meeting(members)
 
 
-def meetings_of(graph: KernelGraph, parts: Ints) -> list[list[int]] | None:
-    """Collectives in an order in which they can run, each as places in ``parts``; None on a deadlock.
-
-    The order does not depend on clocks: a GPU's parts run in order, and a collective waits for all its ranks.
-    """
-    ops = parts.tolist()
-    party: dict[int, list[int]] = {}
-    of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
-    for i, op in enumerate(ops):
-        party.setdefault(graph.op_collective[op], []).append(i)
-        of_gpu[graph.op_gpu[op]].append(i)
-    ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
-    found, moving = [], list(range(graph.gpus))
-    while moving:
-        part = next(ahead[moving.pop()], None)
-        if part is None:
-            continue
-        number = graph.op_collective[ops[part]]
-        missing[number] -= 1
-        if not missing[number]:
-            found.append(party[number])
-            moving.extend(graph.op_gpu[ops[i]] for i in party[number])
-    return None if any(missing.values()) else found
-
-
 def whole_ps(rate: float) -> int:
     """How long a kernel at ``rate`` (1/ps) lasts, in whole picoseconds."""
     return max(1, math.ceil(1.0 / rate - 1e-6))
@@ -202,37 +254,21 @@ class _Met(NamedTuple):
     power_w: Floats
 
 
-def _meet(graph: KernelGraph, solo: _SoloKernels, parts: Ints, until_ps: Ints) -> _Met | None:
-    """Advance the GPUs from collective to collective; ``until_ps``: time of each one's kernels before its ``parts``."""
-    ops, alone_ps = parts.tolist(), until_ps.tolist()
-    kind = [(graph.op_gpu[op], graph.op_class[op]) for op in ops]
-    collective = [graph.op_collective[op] for op in ops]
-    party: dict[int, list[int]] = {}
-    of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
-    for i, (gpu, _) in enumerate(kind):
-        party.setdefault(collective[i], []).append(i)
-        of_gpu[gpu].append(i)
-    ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
-    come, begin, end, states = ([0] * len(ops) for _ in range(4))
-    power_w, delay, moving = [0.0] * len(ops), [0] * graph.gpus, list(range(graph.gpus))
-    while moving:
-        gpu = moving.pop()
-        part = next(ahead[gpu], None)
-        if part is None:
-            continue
-        number = collective[part]
-        come[part] = alone_ps[part] + delay[gpu]
-        missing[number] -= 1
-        if not missing[number]:
-            met = party[number]
-            ready = max([come[i] for i in met])
-            lasts_ps, together = solo.meeting(tuple([kind[i] for i in met]))
-            for i, state in zip(met, together, strict=True):
-                begin[i], end[i], states[i], power_w[i] = ready, ready + lasts_ps, state.index, state.power_w
-                delay[kind[i][0]] = end[i] - alone_ps[i]
-                moving.append(kind[i][0])
-    if any(missing.values()):
+def _meet(layout: SerialLayout, solo: _SoloKernels, until_ps: Ints) -> _Met | None:
+    """Advance the GPUs from collective to collective; ``until_ps``: time of each one's kernels before its parts."""
+    meetings, kind, alone_ps = layout.meetings, layout.part_kinds, until_ps.tolist()
+    if meetings is None:
         return None
+    come, begin, end, states = ([0] * len(alone_ps) for _ in range(4))
+    power_w, delay = [0.0] * len(alone_ps), [0] * layout.graph.gpus
+    for met in meetings:
+        for i in met:
+            come[i] = alone_ps[i] + delay[kind[i][0]]
+        ready = max([come[i] for i in met])
+        lasts_ps, together = solo.meeting(tuple([kind[i] for i in met]))
+        for i, state in zip(met, together, strict=True):
+            begin[i], end[i], states[i], power_w[i] = ready, ready + lasts_ps, state.index, state.power_w
+            delay[kind[i][0]] = end[i] - alone_ps[i]
     come_ps, begin_ps, end_ps, numbers = (np.array(column, dtype=np.int64) for column in (come, begin, end, states))
     return _Met(come_ps, begin_ps, end_ps, numbers, np.array(power_w))
 

@@ -27,6 +27,13 @@ from simpy.resources.base import BaseResource, Get, Put
 GOVERNOR, ARBITRATE, UPDATE = (EventPriority(NORMAL + step) for step in (1, 2, 3))
 
 
+def prepare(resource: BaseResource[Any, Any], env: Environment, capacity: float) -> None:
+    """What SimPy's constructor of a resource does, but that it also binds the class's requests to the instance once
+    more: a cycle that only the collector frees, and most of the time that it takes."""
+    resource._env, resource._capacity = env, capacity
+    resource.put_queue, resource.get_queue = resource.PutQueue(), resource.GetQueue()
+
+
 class Moment(Event):
     """An event scheduled when it is made: now or after ``delay``, with a priority among events of its instant."""
 
@@ -103,7 +110,7 @@ class Arbitrated(BaseResource[Any, Any]):
     """A resource that offers waiting requests to ``_do_put`` once an instant; ``place`` orders it among others."""
 
     def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, place: int = 0) -> None:
-        super().__init__(env, capacity)
+        prepare(self, env, capacity)
         self.rounds = rounds or Rounds(env)
         self.place = place
         self.asked = False

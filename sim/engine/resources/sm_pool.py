@@ -107,7 +107,7 @@ class SmPool(Arbitrated):
         self.scattered = 0.0  # free SMs beside a product's clusters, no two pairs of one GPC
         self.loose = False  # some free SMs were released by the last round of a product in clusters
         self.users: list[Blocks] = []
-        self.on_change: Callable[[], None] = _nothing  # after an arbitration with a request left, or a grown one
+        self.on_change: Callable[[], None] = nothing  # after an arbitration with a request left, or a grown one
         self.rushed = False  # some requests start at once, on whatever is free
         self._late: list[Blocks] = []
         self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
@@ -132,7 +132,7 @@ class SmPool(Arbitrated):
             give = self._room(event)
         if give <= 0.0:
             if event.at_once:
-                self._start_on_nothing(event)
+                self._start_onnothing(event)
             return event.at_once
         if give < wanted:
             if not grid.whole:
@@ -151,7 +151,7 @@ class SmPool(Arbitrated):
         event.succeed()
         return True
 
-    def _start_on_nothing(self, event: Blocks) -> None:
+    def _start_onnothing(self, event: Blocks) -> None:
         event.wanted = event.held = event.sms = 0.0
         event.split = None
         self.users.append(event)
@@ -288,5 +288,5 @@ def _by_key(blocks: Blocks) -> tuple[float, ...]:
     return blocks.key
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """No one is told."""

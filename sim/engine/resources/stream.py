@@ -35,6 +35,8 @@ from simpy.core import Environment
 from simpy.events import PENDING
 from simpy.resources.base import BaseResource, Get, Put
 
+from sim.engine.resources.arbitration import prepare
+
 
 class Launch(Put["Stream"]):
     """Kernels that the host launches: fires when they are in the stream."""
@@ -75,7 +77,7 @@ class Stream(BaseResource[Launch, Turn]):
     """Launched kernels in order; see the module docstring. Requests are served at once, in the order of the calls."""
 
     def __init__(self, env: Environment, capacity: float = math.inf) -> None:
-        super().__init__(env, capacity)
+        prepare(self, env, capacity)
         self.waiting = 0  # kernels launched that have not had their turn
         self.busy = False
         self._launched: deque[Iterator[Any]] = deque()

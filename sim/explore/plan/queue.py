@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, poisson
+from scipy.special import gammaln, xlog1py, xlogy  # scipy.stats takes half a second more to load
 
 Floats = NDArray[np.float64]
 # Waiting prompts beyond those of this many full steps are left out.
@@ -87,13 +87,20 @@ def arrivals(means: Floats, states: int, streams: int) -> Floats:
     """
     count, mean = np.arange(states)[None, :], means[:, None]
     if streams == 1:
-        return np.asarray(poisson.pmf(count, mean))
+        return np.asarray(np.exp(xlogy(count, mean) - gammaln(count + 1.0) - mean))
     chance = 1.0 - 1.0 / streams
     trials = mean / chance
     low = np.floor(trials)
     # Between two whole numbers of trials, a mixture of both.
-    below, above = (np.asarray(binom.pmf(count, number, chance)) for number in (low, low + 1.0))
+    below, above = (_binomial(count, number, chance) for number in (low, low + 1.0))
     return np.asarray((1.0 - trials + low) * below + (trials - low) * above)
+
+
+def _binomial(count: NDArray[np.int64], number: Floats, chance: float) -> Floats:
+    """Chances of ``count`` successes in a whole ``number`` of trials."""
+    failures = np.maximum(number - count, 0.0)
+    ways = gammaln(number + 1.0) - gammaln(count + 1.0) - gammaln(failures + 1.0)
+    return np.where(count <= number, np.exp(ways + xlogy(count, chance) + xlog1py(failures, -chance)), 0.0)
 
 
 def bulk_queue(load_per_s: float, times_s: Floats, *, idle: bool = False, streams: int = 1) -> BulkQueue | None:
