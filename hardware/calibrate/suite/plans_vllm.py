@@ -79,7 +79,7 @@ def compiled(how: str, width: int, tokens: int) -> PlannedRow:
         "width": width,
         "sizes": "any",
     }
-    return {**row, "kv_heads": width // 128 // QUERIES_AND_KEYS} if how == "rope" else row
+    return {**row, "kv_heads": width // 128 // QUERIES_AND_KEYS, "combined": True} if how == "rope" else row
 
 
 def cache_write(tokens: int, kv_heads: int) -> PlannedRow:
