@@ -143,8 +143,11 @@ def test_wrong_bounds_of_autoscaling_are_refused() -> None:
 
 
 def test_clocks_by_phase_slow_their_own_steps() -> None:
-    """Alone on a server: a prompt takes what it takes at its clock, tokens theirs; limiters remember."""
-    load = {"model": "llama3-8b", "requests": 3, "concurrency": 1, "input_tokens": 3000, "output_tokens": 40}
+    """Alone on a server: a prompt takes what it takes at its clock, tokens theirs.
+
+    Limiters remember: longer prompts, which they bind, cost 0.6 % more joules after tokens at a low clock.
+    """
+    load = {"model": "llama3-8b", "requests": 3, "concurrency": 1, "input_tokens": 2000, "output_tokens": 40}
     high, low, prompts, tokens = (
         serve(**load, **more)
         for more in (

@@ -13,7 +13,10 @@ from hardware.calibrate.fit_engine import rows_by_law
 from hardware.calibrate.suite.plans_vllm import vllm as vllm_plan
 from hardware.catalog import load_gpu
 from hardware.engine_laws import shipped_engines
-from hardware.laws.engine_price import scaled_rows, tile_of
+from hardware.laws.engine_price import moved_terms, scaled_gemm_terms, tile_of
+from hardware.laws.scaled import scaled_rows
+from hardware.laws.sizes import MovedSizes
+from hardware.laws.terms import time_s, wanted_sms
 from hardware.profile import fitted_row_digests, load_profile, profile_for
 from sim import simulate
 from sim.scenario.spec import Scenario
@@ -148,12 +151,52 @@ def test_the_profile_that_calibrate_wrote_says_nothing_of_engines() -> None:
 
 def test_cutlass_products_cost_what_their_padded_rows_cost() -> None:
     """192 rows take 37.9 us on an H200, 256 take 39.3 (n 4096, k 14336); 128 take 25.8."""
-    assert [scaled_rows(m) for m in (1, 100, 192, 256, 300)] == [64, 128, 256, 256, 512]
+    assert [scaled_rows(m, 4096, "token") for m in (1, 17, 100, 192, 256, 300)] == [16, 64, 128, 256, 256, 512]
+    assert [scaled_rows(m, 4096, "block") for m in (1, 100, 192, 256, 300)] == [64, 128, 256, 256, 512]
     fields = {"model": "llama3-8b", "gpu": H200, "stack": "vllm", "phase": "decode", "seq_len": 64}
     one, two, three = (
         simulate(dtype="fp8_e4m3", batch=batch, lm_head=False, **fields).latency_s for batch in (128, 192, 256)
     )
     assert two - one > 1.5 * (three - two)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "traced_us", "off"),
+    # Median start to start on both ranks of the trace of tp 2 (no fit has seen it). gate_up and down of 32 rows take
+    # longer there than rows of 16 and of 64 let expect (docs/engines.md).
+    [(32, 3072, 4096, 7.7, 0.05), (32, 4096, 2048, 5.5, 0.16), (32, 14336, 4096, 22.8, 0.17),
+     (32, 4096, 7168, 12.8, 0.2)],
+)  # fmt: skip
+def test_halves_of_products_follow_from_whole_ones(m: int, n: int, k: int, traced_us: float, off: float) -> None:
+    gpu = load_gpu(H200)
+    terms = scaled_gemm_terms(profile_for(gpu).engines["vllm"], gpu, m=m, n=n, k=k, scales="token")
+    assert terms.blocks == n / 64  # as the trace's grids
+    assert 1e6 * time_s(terms, sms=wanted_sms(terms, gpu.sms), sm_clock_hz=1980e6) == pytest.approx(traced_us, rel=off)
+
+
+def test_a_product_of_half_the_depth_saves_what_it_does_not_read() -> None:
+    """Few blocks reach the memory's rate: what is left of half a product is its launch."""
+    gpu = load_gpu(H200)
+    laws = profile_for(gpu).engines["vllm"]
+    products = [scaled_gemm_terms(laws, gpu, m=1, n=4096, k=k, scales="token") for k in (4096, 2048)]
+    whole, half = (time_s(terms, sms=wanted_sms(terms, gpu.sms), sm_clock_hz=1980e6) for terms in products)
+    assert 0.7 < half / whole < 0.8
+
+
+def test_queries_and_keys_are_rotated_by_one_kernel() -> None:
+    """Rows hold two (3.07 us at 32 x 5,120); the server's one takes 2.0 us from start to start in a trace of its."""
+    gpu = load_gpu(H200)
+    terms = moved_terms(
+        profile_for(gpu).engines["vllm"], gpu, MovedSizes(op="compiled_rope", rows=32, bytes_moved=4.0 * 32 * 5120)
+    )
+    assert terms is not None
+    alone_us = 1e6 * time_s(terms, sms=wanted_sms(terms, gpu.sms), sm_clock_hz=1980e6)
+    assert alone_us == pytest.approx(3.07 - 1.18, rel=0.02)
+    rows = [
+        row for row in validate([RECORDS / H200 / "vllm" / "kernels.jsonl"]) if row.record.inputs.get("how") == "rope"
+    ]
+    assert len(rows) == 31
+    assert np.mean([abs(row.error("latency_s") or 0.0) for row in rows]) < 0.02
 
 
 # A vLLM 0.24 server on an H100 and an H200 (shared measurements, whole steps: nothing is fitted on them).

@@ -41,6 +41,7 @@ class EngineOp(StrEnum):
     CACHE_WRITE = "cache_write"
     GATE = "gate"
     SMALL = "small"  # ``rows`` kernels too small to have a size, launched by the host
+    LAUNCH = "launch"  # ``rows`` kernels that do nothing, in a loop
     SORT = "sort"  # ``rows`` tokens sorted by expert
     MAP = "map"  # ids of experts that live on other ranks
     EXPERT_ACT = "expert_act"

@@ -9,6 +9,7 @@ from typing import Any
 
 from hardware.errors import HardwareError
 from hardware.laws.decoder import ConvolutionSizes
+from hardware.laws.engine_price import LAUNCH_S
 from hardware.laws.sizes import MovedSizes
 
 Row = Mapping[str, Any]
@@ -34,6 +35,33 @@ IMAGE_ELEMENTS = {
 }  # fmt: skip
 # Bytes an element of fused elementwise kernels: read, then written; FP8 results are one byte.
 COMPILED_BYTES = {"add_rmsnorm": 8, "add_rmsnorm_fp8": 7, "silu_mul": 6, "silu_mul_fp8": 5, "rope": 4, "quantise": 3}
+
+
+def further_launches(row: Row) -> int:
+    """Launches in a row's time beyond the one kernel that a server runs.
+
+    vLLM compiles with Inductor's ``combo_kernels``, so that queries and keys are rotated by one kernel (its traces have
+    one a layer). Rows of both (``kv_heads``) were compiled without: two kernels.
+
+    >>> further_launches({"kind": "vllm_compiled", "how": "rope", "kv_heads": 8})
+    1
+    >>> further_launches({"kind": "vllm_compiled", "how": "rope", "kv_heads": 8, "combined": True})
+    0
+    """
+    both = row["kind"] == "vllm_compiled" and row["how"] == "rope" and "kv_heads" in row
+    return int(both and not row.get("combined"))
+
+
+def as_served(row: Row) -> Row:
+    """``row`` less its further launches, at the same watts."""
+    less_s = further_launches(row) * LAUNCH_S
+    if not less_s:
+        return row
+    return {
+        **row,
+        "latency_s": row["latency_s"] - less_s,
+        "energy_j": row["energy_j"] * (1.0 - less_s / row["latency_s"]),
+    }
 
 
 def moved_of(row: Row) -> MovedSizes:

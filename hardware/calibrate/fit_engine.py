@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hardware.calibrate.engine_families import EngineFamilies
-from hardware.calibrate.engine_rows import moved_of, prefill_of, read_engine_records
+from hardware.calibrate.engine_rows import as_served, moved_of, prefill_of, read_engine_records
 from hardware.calibrate.fit_adapters import adapter_laws
 from hardware.calibrate.fit_clocks import clock_pairs, follow_the_clock
 from hardware.calibrate.fit_decoder import decoder_laws, group_norm, group_norm_law
@@ -39,9 +40,10 @@ from hardware.laws.elementwise import (
     ElementwiseCoefficients,
     memory_bound,
 )
-from hardware.laws.engine_price import moved_base_terms, moved_features, scaled_base_terms, scaled_features
+from hardware.laws.engine_price import moved_base_terms, moved_features
 from hardware.laws.gemm import GemmCoefficients
 from hardware.laws.routed import RoutedCoefficients, routed_base_terms, routed_features
+from hardware.laws.scaled import scaled_base_terms, scaled_features
 from hardware.laws.sizes import RoutedSizes
 from hardware.profile import Profile, profile_for
 
@@ -92,6 +94,11 @@ def routed_sizes(row: Row) -> RoutedSizes:
         rows=row["rows"], distinct=row["distinct"], tiles=row["tiles"], block_m=tile["BLOCK_SIZE_M"],
         block_n=tile["BLOCK_SIZE_N"], n=n, k=k, weight_type=weights_of(row),
     )  # fmt: skip
+
+
+def scaled_sizes(row: Row) -> dict[str, Any]:
+    """Sizes and scales of a row of an 8-bit product."""
+    return {name: row[name] for name in ("m", "n", "k", "scales")}
 
 
 def weights_of(row: Row) -> str:
@@ -164,8 +171,8 @@ def fit_engine(
         product = Law(
             start=product_start,
             free=FREE_SCALED,
-            terms_of=lambda c, row: scaled_base_terms(c, gpu, m=row["m"], n=row["n"], k=row["k"]),
-            features_of=lambda row: scaled_features(row["m"], row["n"], row["k"]),
+            terms_of=lambda c, row: scaled_base_terms(c, gpu, **scaled_sizes(row)),
+            features_of=lambda row: scaled_features(**scaled_sizes(row)),
         )
         learning = Learning(lengths=SCALED_LENGTHS, time=(0.1, 0.02))
         scaled[name] = fits.add(f"scaled.{name}", some, product, learning, {**PRIORS, "hbm_byte_energy_j": 0.1})
@@ -239,7 +246,7 @@ def rows_by_law(rows: Sequence[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row["kind"] not in NOT_ELEMENTWISE and not group_norm(row):
-            found.setdefault(moved_of(row).op, []).append(row)
+            found.setdefault(moved_of(row).op, []).append(as_served(row))
     return {op: [row for row in some if "sizes" in row] or some for op, some in found.items()}
 
 

@@ -31,9 +31,9 @@ from hardware.laws.decoder import (
     wide_attention_features,
 )
 from hardware.laws.elementwise import ElementwiseCoefficients, blocks_for, elementwise_base_terms
-from hardware.laws.gemm import COMMON_TILES, GemmCoefficients, gemm_base_terms
 from hardware.laws.routed import routed_base_terms, routed_features
-from hardware.laws.sizes import DecodeSizes, GemmSizes, MovedSizes, PrefillSizes, RoutedSizes
+from hardware.laws.scaled import scaled_base_terms, scaled_features
+from hardware.laws.sizes import DecodeSizes, MovedSizes, PrefillSizes, RoutedSizes
 from hardware.laws.terms import KernelTerms
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ def stand_in(op: str) -> str:
 SORT_S, SORT_S_PER_TOKEN, MAP_S = 4.4e-6, 3.2e-9, 3.9e-6
 
 
+# One kernel more in a graph's loop: rows of silu_mul of one token, 1,792 to 14,336 wide (1.16 to 1.20 us;
+# records/h200-sxm-141gb/vllm/kernels.jsonl).
+LAUNCH_S = 1.18e-6
+
+
 def unsized_terms(op: str, count: int) -> KernelTerms | None:
     """Kernels of a launch's time only: ``count`` of them, or one over ``count`` tokens; None for other kernels.
 
@@ -74,6 +79,8 @@ def unsized_terms(op: str, count: int) -> KernelTerms | None:
             seconds = count * SMALL_KERNEL_S
         case "host":
             return KernelTerms(floor_s=1e-6 * count, blocks=1, cycles_per_block=0.0, sms_per_block=0.0)
+        case "launch":
+            seconds = count * LAUNCH_S
         case "sort":
             seconds = SORT_S + SORT_S_PER_TOKEN * count
         case "map":
@@ -111,33 +118,12 @@ def moved_features(sizes: MovedSizes) -> tuple[float, ...]:
     return (math.log2(max(moved / sizes.images, 1.0)), math.log2(max(moved / max(sizes.rows, 1), 1.0)))
 
 
-def scaled_base_terms(c: GemmCoefficients, gpu: GpuSpec, *, m: int, n: int, k: int) -> KernelTerms:
-    """Uncorrected terms of an 8-bit product: time of the rows padded to its kernel's, energy of its own rows."""
-    sizes = GemmSizes(m=m, n=n, k=k, dtype="fp8_e4m3")
-    own, taken = (gemm_base_terms(c, of, gpu, COMMON_TILES) for of in (sizes, replace(sizes, m=scaled_rows(m))))
-    return replace(taken, core_energy_j=own.core_energy_j, hbm_energy_j=own.hbm_energy_j)
-
-
 def scaled_gemm_terms(laws: EngineLaws, gpu: GpuSpec, *, m: int, n: int, k: int, scales: str) -> KernelTerms:
     """An 8-bit product whose input has a scale a token, or one for each 128 numbers of it."""
     name = "fp8_e4m3_block" if scales == "block" else "fp8_e4m3"
     learnt = laws.learnt(f"scaled.{name}")
-    terms = scaled_base_terms(laws.scaled[name], gpu, m=m, n=n, k=k)
-    return corrected(terms, learnt.time, learnt.energy, scaled_features(m, n, k))
-
-
-def scaled_rows(m: int) -> int:
-    """Rows to which vLLM's CUTLASS products pad: kernels of 64 and of 128 rows, and pairs of tiles of 128 beyond.
-
-    >>> [scaled_rows(m) for m in (1, 64, 65, 192, 257)]
-    [64, 64, 128, 256, 512]
-    """
-    return 64 if m <= 64 else 128 if m <= 128 else -(-m // 256) * 256
-
-
-def scaled_features(m: int, n: int, k: int) -> tuple[float, ...]:
-    """Correction coordinates (log2): the sides, m up to the largest that was measured."""
-    return (math.log2(min(m, 8192)), math.log2(n), math.log2(k))
+    terms = scaled_base_terms(laws.scaled[name], gpu, m=m, n=n, k=k, scales=scales)
+    return corrected(terms, learnt.time, learnt.energy, scaled_features(m, n, k, scales))
 
 
 def engine_decode_terms(laws: EngineLaws, gpu: GpuSpec, sizes: DecodeSizes, kv_dtype: str) -> KernelTerms | None:

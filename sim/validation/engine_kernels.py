@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hardware.calibrate.engine_rows import convolution_of, moved_of
+from hardware.calibrate.engine_rows import convolution_of, further_launches, moved_of
 from hardware.calibrate.suite.cases_vllm_lora import widths_of
 from hardware.laws.decoder import MOST_FLASH_HEAD_DIM
 from sim.validation.inputs import NotPredicted
@@ -77,7 +77,12 @@ def engine_kernel(inputs: Mapping[str, Any]) -> Work | None:
 
 
 def before(inputs: Mapping[str, Any]) -> tuple[Work, ...]:
-    """What a row's kernel is launched with, in its time: adapters' sums are cleared on the way down."""
+    """What a row's kernel is launched with, in its time: adapters' sums are cleared on the way down.
+
+    Rows of two kernels that a server runs as one have a launch more.
+    """
+    if further := further_launches(inputs):
+        return (ElementwiseWork(op=EngineOp.LAUNCH, rows=further, width=1, bytes_moved=0, engine=ENGINE),)
     if inputs["kind"] != "vllm_adapter" or inputs["up"]:
         return ()
     rows = inputs["slices"] * inputs["tokens"]

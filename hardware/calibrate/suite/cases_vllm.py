@@ -172,13 +172,15 @@ def _compiled(bench: Bench, row: Row) -> Case:
     """What Inductor makes of the elementwise parts of a layer; ``how`` names them.
 
     As the server compiles them (``sizes`` = "any"): once, for any number of tokens, tuned on a full step of
-    :data:`FULL_STEP_TOKENS`. Rows without ``sizes`` were compiled for their own number.
+    :data:`FULL_STEP_TOKENS`. Rows without ``sizes`` were compiled for their own number. ``combined``: kernels that
+    depend on nothing of one another are one, as the server asks for (queries and keys rotated).
     """
     torch, any_size = bench.torch, row.get("sizes") == "any"
     if any_size:
         torch._dynamo.reset()  # else a width that differs from the last row's becomes a variable too
     function, inputs = _elementwise_part(bench, row, row["tokens"])
-    ready = torch.compile(function, dynamic=None if any_size else False)
+    options = {"combo_kernels": True, "benchmark_combo_kernel": True} if row.get("combined") else None
+    ready = torch.compile(function, dynamic=None if any_size else False, options=options)
     if any_size:
         full_step = _elementwise_part(bench, row, FULL_STEP_TOKENS)[1]
         for tensor in full_step:

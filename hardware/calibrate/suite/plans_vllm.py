@@ -79,7 +79,7 @@ def compiled(how: str, width: int, tokens: int) -> PlannedRow:
         "width": width,
         "sizes": "any",
     }
-    return {**row, "kv_heads": width // 128 // QUERIES_AND_KEYS} if how == "rope" else row
+    return {**row, "kv_heads": width // 128 // QUERIES_AND_KEYS, "combined": True} if how == "rope" else row
 
 
 def cache_write(tokens: int, kv_heads: int) -> PlannedRow:
@@ -127,9 +127,11 @@ def vllm(world: int) -> list[PlannedRow]:
     rows += [attention("prefill", 1, 2048, kv_len=kv_len) for kv_len in (4096, 8192, 32768)]
     rows += [attention("prefill", batch, seq_len, kv_dtype="fp8_e4m3") for batch, seq_len in prompts[3:]]
     shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (8192, 7168))
-    many = (1, 16, 64, 128, 192, 256, 512, 2048, 8192)
+    halves = ((3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168))  # of Llama 3 8B on two tensor ranks
+    many = (1, 16, 32, 64, 128, 192, 256, 512, 2048, 8192)
     scaled = {"kind": "vllm_scaled_gemm", "world": 1}
-    rows += [{**scaled, "m": m, "n": n, "k": k, "scales": "token"} for m, (n, k) in product(many, shapes)]
+    products = [*product(many, shapes), *product((1, 32, 64, 256), halves)]
+    rows += [{**scaled, "m": m, "n": n, "k": k, "scales": "token"} for m, (n, k) in products]
     blocked = ((6144, 4096), (28672, 4096), (4096, 14336), (4096, 7168), (7168, 2048))
     rows += [
         {**scaled, "m": m, "n": n, "k": k, "scales": "block"}
