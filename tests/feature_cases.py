@@ -197,6 +197,47 @@ def run_exchange(rng: random.Random, _: Path) -> Fields:
     return _run(rng) | own | {"layers": rng.choice((1, 4)), "gpu": rng.choice(GPUS[:3]), "batch": own["ep"] * 4}
 
 
+def run_context(rng: random.Random, _: Path) -> Fields:
+    """A single step over gathered keys, or over a cache that ranks of a tensor group share out."""
+    own = rng.choice(
+        (
+            {"cp": 2},
+            {"cp": 4, "tp": 2},
+            {"cp": 3, "model": "qwen3-30b-a3b"},
+            {"tp": 16, "dcp": 2},
+            {"model": "qwen2-1.5b", "tp": 4, "dcp": 2},
+            {"model": "qwen3-30b-a3b", "tp": 8, "dcp": 2},
+            {"model": "deepseek-v3", "tp": 8, "dcp": 4},
+        )
+    )
+    gathered = {"cp_mode": "all_gather"} if "cp" in own else {}
+    return _run(rng) | gathered | {"model": "llama3-8b"} | own
+
+
+def run_adapters(rng: random.Random, _: Path) -> Fields:
+    """Low-rank adapters in a single step."""
+    own = _some(rng, lora_adapters=(1, 2, 4), max_lora_rank=(1, 8, 64, 320), tp=(1, 1, 2), batch=(4, 16))
+    other: Fields = rng.choice(
+        (
+            {},
+            {"pp": 2, "layers": 4},
+            {"cp": 2, "cp_mode": "all_gather"},
+            {"lora_targets": "q_proj,v_proj", "model": "qwen3-8b"},
+            {"lora_targets": "o_proj,experts", "model": "qwen3-30b-a3b"},
+            {"lora_targets": "q_a_proj,q_b_proj,o_proj", "model": "deepseek-v3"},
+        )
+    )
+    return _run(rng) | own | other
+
+
+def run_halves(rng: random.Random, _: Path) -> Fields:
+    """Experts over nodes, each rank's sequences in two halves, with and without a cap."""
+    own = _some(rng, model=("qwen3-30b-a3b", "deepseek-v3"), ep=(8, 16), ep_kernels=(None, "normal", "low_latency"),
+                power_cap_w=(None, 300.0, 500.0))  # fmt: skip
+    own |= {"ep_mode": "all_to_all", "overlap": "two_batch", "batch": own["ep"] * rng.choice((2, 4))}
+    return _run(rng) | {name: value for name, value in own.items() if value is not None} | {"gpu": rng.choice(GPUS[:3])}
+
+
 def run_video(rng: random.Random, _: Path) -> Fields:
     """Denoising with the decoder behind."""
     size = rng.choice((("wan2.1-1.3b", "320x240x9"), ("wan2.1-1.3b", "480x320x17"), ("flux.1-dev", "256x256"),
@@ -208,7 +249,7 @@ def run_video(rng: random.Random, _: Path) -> Fields:
         "steps": rng.choice((1, 2, 5)),
         "ignore_memory": True,
     }
-    return own | _some(rng, gpu=GPUS, guidance=("none", "sequential", "batch"), batch=(1, 2))
+    return own | _some(rng, gpu=GPUS, guidance=("none", "sequential", "batch"), batch=(1, 2, 5))
 
 
 SERVERS: dict[str, Callable[[random.Random, Path], Fields]] = {
@@ -229,5 +270,16 @@ SERVERS: dict[str, Callable[[random.Random, Path], Fields]] = {
 
 
 RUNS: dict[str, Callable[[random.Random, Path], Fields]] = {
-    one.__name__: one for one in (run_dragonfly, run_partitions, run_slice, run_speculation, run_exchange, run_video)
+    one.__name__: one
+    for one in (
+        run_dragonfly,
+        run_partitions,
+        run_slice,
+        run_speculation,
+        run_exchange,
+        run_context,
+        run_adapters,
+        run_halves,
+        run_video,
+    )
 }

@@ -134,6 +134,10 @@ BAD = [
     (["validate", "text.jsonl"], "text.jsonl, line 1: latency_s = 'fast': give a number or null"),
     (["validate", "."], "cannot read records '.': Is a directory"),
     ([*KERNEL, "--power-cap-w", "nan"], "power_cap_w = nan is not above the idle power of h100-sxm-80gb, 72.3 W"),
+    (
+        ["kernel", "collective", "--op", "all_reduce", "--bytes", "8", "--world", "8", "--ctas", "1000"],
+        "Invalid value for '--ctas': 1000 is not in the range 1<=x<=128.",
+    ),
     ([*KERNEL, "--sm-clock", "nan"], "sm_clock_mhz = nan is outside what h100-sxm-80gb runs: 345 to 1980 MHz"),
     (
         ["kernel", "attention", "--seq-len", "8", "--q-heads", "3", "--kv-heads", "2"],

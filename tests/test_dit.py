@@ -155,6 +155,8 @@ def test_rings_beside_ulysses() -> None:
         ({"model": "llama3-8b", "phase": "denoise"}, "unknown diffusion transformer 'llama3-8b'"),
         ({"model": "llama3-8b", "steps": 3}, "steps = 3 is for phase 'denoise', not 'prefill'"),
         ({**WAN_14B, "tp": 2}, "tp = 2 has no meaning in phase 'denoise'"),
+        ({**WAN_14B, "images": 2}, "images = 2 has no meaning in phase 'denoise': give batch = 2"),
+        ({**WAN_14B, "routing_seed": 2}, "routing_seed = 2 has no meaning in phase 'denoise': leave it out"),
         ({**WAN_14B, "seq_len": 5}, "seq_len = 5 contradicts video = '1280x720x81'"),
         ({**WAN_14B, "video": "1280x720x80"}, "frames = 80: wan2.1-14b makes one and a multiple of 4: give 77"),
         ({**WAN_14B, "video": "tall"}, "video = 'tall': give WIDTHxHEIGHTxFRAMES like 1280x720x81"),

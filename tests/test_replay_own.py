@@ -20,6 +20,8 @@ from tests.traces_kit import kernel, launch, write
 
 EIGHT = {"model": "llama3-8b", "gpu": "h100-sxm-80gb", "layers": 4}
 PREFILL = EIGHT | {"batch": 2, "seq_len": 2048, "tp": 2}
+DECODE = EIGHT | {"phase": "decode", "batch": 4, "seq_len": 2048, "layers": 2}
+EXPERTS = DECODE | {"model": "qwen3-30b-a3b", "batch": 16, "tp": 2}
 
 
 def _replayed(path: Path, fields: dict[str, Any], /, name: str = "run.json.gz", **changes: Any) -> Replayed:
@@ -109,6 +111,13 @@ WHAT_IFS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "a lock of its own": (PREFILL, {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
     "a lock lifted": (PREFILL | {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1980.0}, {"sm_clock_mhz": 1980.0}),
     "decode capped": (SCENARIOS["decode"], {"power_cap_w": 350.0}, {"power_cap_w": 350.0}),
+    "adapters slower": (DECODE | {"lora_adapters": 2}, {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
+    "experts slower": (EXPERTS, {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
+    "gathered keys slower": (
+        DECODE | {"cp": 2, "cp_mode": "all_gather"},
+        {"sm_clock_mhz": 1005.0},
+        {"sm_clock_mhz": 1005.0},
+    ),
     "chunks capped": (SCENARIOS["chunks"], {"power_cap_w": 450.0}, {"power_cap_w": 450.0}),
     "eager slower": (SCENARIOS["eager"], {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
     "eager as a graph": (SCENARIOS["eager"], {"launch": "graph"}, {"launch": "graph"}),
@@ -153,6 +162,24 @@ def test_a_replay_is_known_no_better_than_the_run_and_the_sizes_in_its_trace(
     said = " ".join(capsys.readouterr().out.split())
     assert "h100-sxm-80gb (unchecked), 0 kernels by recorded shape" in said
     assert "unchecked: no kernel's sizes are in the trace: each is taken for one of its class" in said
+
+
+def test_every_kernel_of_experts_and_adapters_is_known_by_its_sizes(tmp_path: Path) -> None:
+    """Grouped products were stand-ins of unknown bound, and adapters copies: a lower clock hardly slowed them."""
+    for fields in (EXPERTS, DECODE | {"lora_adapters": 2}):
+        result = _replayed(tmp_path, fields)
+        assert result.unsure == 0 and result.span_range_us is None
+        collective = int((result.capture.work.collective >= 0).sum())
+        assert result.by_shape == len(result.capture.work) - collective
+
+
+def test_partitions_under_a_change_are_said_to_be_changed_as_whole_gpus(tmp_path: Path) -> None:
+    fields = PREFILL | {"sm_partitions": "compute=112,comm=16"}
+    word = "kernels on SM partitions change here as they would on the whole GPU"
+    for changes, there in (({"sm_clock_mhz": 1200.0}, True), ({"hide_communication": True}, False)):
+        standing = _replayed(tmp_path, fields, **changes).standing
+        assert standing is not None and (word in standing.reasons) is there
+        assert standing.status == "unchecked"
 
 
 def test_a_cap_only_ever_speeds_up_as_it_rises_and_is_kept(tmp_path: Path) -> None:

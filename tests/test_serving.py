@@ -261,7 +261,11 @@ def test_gamma_arrivals_have_the_rate_and_burstiness_asked_for() -> None:
     [
         ({"model": "llama3-70b"}, "does not fit on h100-sxm-80gb with tp = 1"),
         ({"model": "llama3-8b", "rat_per_s": 1}, "did you mean 'rate_per_s'?"),
-        ({"model": "llama3-8b", "kv_blocks": 2}, "a replica holds 32"),
+        ({"model": "llama3-8b", "kv_blocks": 2}, "a replica holds 32: raise kv_blocks, or"),
+        (
+            {"model": "llama3-8b", "requests": 3, "rate_per_s": 1e-300, "arrivals": "constant"},
+            "rate_per_s = 1e-300: the last of 3 requests comes after 3e+300 s: give at most 1e+10 s of traffic",
+        ),
         ({"model": "llama3-8b", "max_num_seqs": 9000}, "must exceed max_num_seqs"),
     ],
 )

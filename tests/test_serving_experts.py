@@ -55,6 +55,12 @@ def test_a_server_runs_on_them_and_says_that_nobody_measured_it() -> None:
     assert bool(apart.requests["done_s"].notna().all())
 
 
+def test_what_a_server_says_of_its_replicas_names_ranks_of_experts() -> None:
+    """Replicas of four GPUs were ``1 x tp 1``."""
+    assert ServeSpec.of(**BASE).roles == f"1 x tp 1 ep {BASE['ep']}"
+    assert ServeSpec.of(**BASE, cp=2, pp=2).roles == f"1 x tp 1 ep {BASE['ep']} cp 2 pp 2"
+
+
 def test_refusals_name_the_field() -> None:
     with pytest.raises(WorkloadError, match="dispatch_dtype = 'bf16' needs ep_kernels"):
         serve(**BASE, requests=1, dispatch_dtype="bf16")

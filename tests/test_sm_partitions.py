@@ -109,6 +109,7 @@ def test_a_scenario_names_partitions_and_the_streams_that_they_serve() -> None:
         ({"sm_partitions": {"compute": 120, "comm": 16}}, "136 SMs in all, the GPU has 132: give less"),
         ({"sm_partitions": "a=10,a=20"}, "give each partition a name of its own"),
         ({"sm_partitions": "a=10", "sm_partition": "1=b"}, "sm_partition = 1=b: give one of a"),
+        ({"sm_partitions": "a=10,b=20", "sm_partition": "0=a,0=b"}, "0=a, 0=b: give each stream one partition"),
         ({"sm_partition": "1=b"}, "sm_partition = 1=b: give sm_partitions too"),
         ({"sm_partitions": "a=none"}, "sm_partitions"),
         ({"sm_partitions": "a=0"}, "sm_partitions"),

@@ -167,7 +167,7 @@ def elementwise(op: str, rows: int, width: int, setting: _Setting) -> None:
 )
 @click.option("--bytes", "size", type=click.IntRange(1), required=True, help="full buffer, as in the records")
 @click.option("--world", type=click.IntRange(2), required=True, help="ranks")
-@click.option("--ctas", type=click.IntRange(1), help="blocks [default: the library's choice]")
+@click.option("--ctas", type=click.IntRange(1, 128), help="blocks [default: the library's choice]")
 @click.option(
     "--algorithm",
     type=click.Choice(["library", "ring", "tree", "one_shot", "two_shot", "nvls", "auto"]),

@@ -24,6 +24,7 @@ from workloads.errors import WorkloadError
 from workloads.kernel_names import CollectiveOp, Elementwise
 from workloads.storage import storage
 from workloads.work import (
+    AdapterGemmWork,
     AttentionWork,
     CollectiveWork,
     DType,
@@ -127,8 +128,9 @@ def work_of(stated: Stated) -> Work | None:
     <DType.FP16: 'fp16'>
     """
     said = dict(stated)
-    kinds: dict[object, type[GemmWork | GroupedGemmWork | AttentionWork | ElementwiseWork]] = {
-        "gemm": GroupedGemmWork if "experts" in said else GemmWork,
+    product = AdapterGemmWork if "slices" in said else GroupedGemmWork if "experts" in said else GemmWork
+    kinds: dict[object, type[GemmWork | GroupedGemmWork | AdapterGemmWork | AttentionWork | ElementwiseWork]] = {
+        "gemm": product,
         "attention": AttentionWork,
         "elementwise": ElementwiseWork,
     }

@@ -174,6 +174,10 @@ def _standing(target: Machine, changes: Changes, capture: Capture, classes: Clas
     if recorded is not None and recorded.steady and changes.regime == "cold":
         unmeasured.append("what a steady run does cold was never measured")
     unsized = capture.work.dur_ns[classes.is_class("gemm") & ~jobs.sized].sum() / max(1, capture.work.dur_ns.sum())
+    scenario = own.get("scenario")
+    by_law = (changes.sm_clock_mhz, changes.power_cap_w, changes.gpu) != (None, None, None)
+    if by_law and isinstance(scenario, dict) and scenario.get("sm_partitions"):
+        unmeasured.append("kernels on SM partitions change here as they would on the whole GPU")
     if not jobs.by_shape:
         unmeasured.append("no kernel's sizes are in the trace: each is taken for one of its class that takes its time")
     elif unsized > UNSIZED_SHARE:

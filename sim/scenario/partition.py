@@ -113,6 +113,10 @@ def check_names(partitions: Sequence[tuple[str, int]] | None, streams: Sequence[
     names = [name for name, _ in partitions or ()]
     if len(set(names)) < len(names):
         raise ValueError(f"sm_partitions = {', '.join(names)}: give each partition a name of its own")
+    numbers = [stream for stream, _ in streams or ()]
+    if len(set(numbers)) < len(numbers):
+        text = ", ".join(f"{stream}={name}" for stream, name in streams or ())
+        raise ValueError(f"sm_partition = {text}: give each stream one partition")
     for stream, name in streams or ():
         if name not in names:
             known = f"one of {', '.join(names)}" if names else "sm_partitions too"

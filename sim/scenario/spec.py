@@ -286,18 +286,19 @@ TRAINING_FIELDS = ("optimizer", "sharding", "accumulate")
 VIDEO_FIELDS = ("video", "steps", "guidance", "reuse")
 # What a denoising step has no use for: anything but its default would silently run as something else.
 NOT_OF_VIDEO = (
-    "output_len", "source_len", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode", "ep_kernels",
-    "dispatch_dtype", "dcp",
+    "output_len", "source_len", "images", "lm_head", "dtype", "weight_dtype", "kv_dtype", "tp", "ep", "ep_mode",
+    "ep_kernels", "dispatch_dtype", "dcp",
     "sequence_parallel", "pp", "micro_batches", "dp",
-    "all_reduce", "expert_skew", "routing", "expert_replicas", "tokens_per_ep_rank", "overlap", "overlap_chunks",
-    "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, *TRAINING_FIELDS,
+    "all_reduce", "expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank", "overlap",
+    "overlap_chunks", "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, *TRAINING_FIELDS,
 )  # fmt: skip
 
 
 def _check_denoise(scenario: Scenario) -> Scenario:
     for name in NOT_OF_VIDEO:
         if (value := getattr(scenario, name)) != Scenario.defaults()[name]:
-            raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': leave it out")
+            right = f"give batch = {value}" if name == "images" else "leave it out"
+            raise ValueError(f"{name} = {value!r} has no meaning in phase 'denoise': {right}")
     if scenario.stack not in VIDEO_STACKS:
         raise ValueError(
             f"stack = '{scenario.stack}' has no meaning in phase 'denoise': give one of {', '.join(VIDEO_STACKS)}"

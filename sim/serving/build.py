@@ -46,7 +46,8 @@ def check_room(spec: ServeSpec, group: Scenario, traffic: Sequence[Request], blo
     if longest.input_tokens + longest.output_tokens > blocks * own_tokens:
         raise ScenarioError(
             f"request {longest.number} needs {longest.input_tokens} + {longest.output_tokens} tokens of KV cache, "
-            f"a replica holds {blocks * own_tokens}: raise tp or memory_share, or lower length_scale"
+            f"a replica holds {blocks * own_tokens}: raise "
+            f"{'tp or memory_share' if spec.kv_blocks is None else 'kv_blocks'}, or lower length_scale"
         )
     pieced = next((r.block_tokens for r in traffic if r.prefix), own_tokens)
     if pieced % own_tokens:

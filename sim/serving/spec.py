@@ -92,7 +92,8 @@ class ServeSpec(ServerFields):
         """How many replicas of which degree play which part."""
         stages = f" pp {self.pp}" if self.pp > 1 else ""
         first, own = self._degrees(prefill=True), self._degrees(prefill=False)
-        spread = f" cp {self.cp}" * (self.cp > 1) + f" dcp {self.dcp}" * (self.dcp > 1)
+        others = {name: degree for name, degree in asdict(own).items() if degree > 1 and name != "tp"}
+        spread = "".join(f" {name} {degree}" for name, degree in others.items())
         if not self.prefill_replicas:
             return f"{self.replicas} x tp {self.tp}{spread}{stages}"
         if first == own:

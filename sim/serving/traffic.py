@@ -8,7 +8,17 @@ from inputs.texts import truncated
 from sim.errors import ScenarioError
 from sim.serving.images import with_image_tokens
 from sim.serving.request_files import read_traffic
-from sim.serving.requests import Request, Traffic, apart, arrivals, lengths, made, scaled, with_adapters
+from sim.serving.requests import (
+    TIME_LIMIT_S,
+    Request,
+    Traffic,
+    apart,
+    arrivals,
+    lengths,
+    made,
+    scaled,
+    with_adapters,
+)
 from sim.serving.server_fields import ServerFields
 
 # Fields of requests that choose adapters.
@@ -46,7 +56,14 @@ def traffic_of(fields: ServerFields) -> Traffic:
 
 
 def _seen(fields: ServerFields, requests: list[Request]) -> list[Request]:
-    """``requests`` with the tokens of their images."""
+    """``requests`` with the tokens of their images; refused where the last comes so late that steps of milliseconds are
+    lost in the digits of its time."""
+    if (last_s := max((one.arrival_s for one in requests), default=0.0)) > TIME_LIMIT_S:
+        name, value = ("time_scale", fields.time_scale) if fields.trace else ("rate_per_s", fields.rate_per_s)
+        raise ScenarioError(
+            f"{name} = {value:g}: the last of {len(requests):,} requests comes after {last_s:.3g} s: give at most "
+            f"{TIME_LIMIT_S:.0e} s of traffic"
+        )
     others = {
         "pp": fields.pp > 1,
         "cp": max(fields.cp, fields.prefill_cp or 1) > 1,

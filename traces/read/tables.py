@@ -41,7 +41,7 @@ PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}  # place of 
 STATED = (
     "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len",
     "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct",
-    "out_dtype", "kv_dtype",
+    "tiles128", "tiles256", "rows_beyond128", "slices", "rank", "up", "widest", "slots", "out_dtype", "kv_dtype",
 )  # fmt: skip
 
 
