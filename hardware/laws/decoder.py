@@ -135,7 +135,7 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
         core_energy_j=c.flop_energy_j * flops,
         hbm_energy_j=c.hbm_byte_energy_j * (copied + biased),
         sm_power_w=c.sm_power_w,
-        top_clock_hz=few_sms().tensor_clock_share * gpu.max_clock_hz,
+        top_clock_hz=few_sms().tensor_clock_share * gpu.max_clock_hz if gpu.clusters else math.inf,  # of Hopper
     )
 
 
