@@ -94,10 +94,9 @@ def sweep(
             held.enter_context(_alone(journal, out))
             local = reached.backend == "processes"
             run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
-            for lines in _finished(todo, reached, run):
+            for lines, rows in _finished(todo, reached, run):
                 if not local:
                     append(journal, lines)
-                rows = [json.loads(line) for line in lines]
                 known |= {row["scenario_id"]: row for row in rows}
                 failed += sum(row["error"] is not None for row in rows)
                 step(len(known), failed)
@@ -245,8 +244,8 @@ def _finished(
     todo: Sequence[tuple[str, Mapping[str, Any]]],
     pool: workers.Pool,
     run: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[str]],
-) -> Iterator[list[str]]:
-    """Lines of batches as they come; what a worker could not finish is handed out again in smaller batches."""
+) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+    """Lines and rows of batches as they come; what a worker could not finish is handed out again in smaller batches."""
     left = dict(todo)
     size = max(1, min(MAX_BATCH, len(left) // (pool.jobs * BATCHES_PER_WORKER)))
     deaths_in_vain = 0
@@ -256,9 +255,10 @@ def _finished(
         before = len(left)
         try:
             for lines in pool.map(run, batches):
-                for line in lines:
-                    del left[json.loads(line)["scenario_id"]]
-                yield lines
+                rows = [json.loads(line) for line in lines]
+                for row in rows:
+                    del left[row["scenario_id"]]
+                yield lines, rows
         except workers.WorkerDied as error:
             deaths_in_vain = 0 if len(left) < before else deaths_in_vain + 1
             if deaths_in_vain == MAX_DEATHS_IN_VAIN:
