@@ -13,10 +13,12 @@ import pytest
 from sim.cli import main
 from sim.replay.changes import Changes, ReplayError
 from sim.replay.report import as_document, notes_of
+from sim.replay.stated import work_of
 from sim.replay.study import Replayed, replay_trace
 from sim.result.trace import TraceWindow, write_timeline
 from sim.run.runner import simulate
 from tests.traces_kit import kernel, launch, write
+from workloads.work import RoutedGemmWork
 
 EIGHT = {"model": "llama3-8b", "gpu": "h100-sxm-80gb", "layers": 4}
 PREFILL = EIGHT | {"batch": 2, "seq_len": 2048, "tp": 2}
@@ -99,6 +101,7 @@ def test_a_file_a_rank_thinned_counters_and_perfettos_format_replay_too(tmp_path
         assert result.unchanged.energy_j == pytest.approx(run.energy_j, rel=0.01)
 
 
+SLOWER = ({"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0})
 WHAT_IFS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # the run recorded, what a replay changes, what a new run has in its place
     "a graph as a graph": (PREFILL, {"launch": "graph"}, {}),
@@ -113,6 +116,9 @@ WHAT_IFS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "decode capped": (SCENARIOS["decode"], {"power_cap_w": 350.0}, {"power_cap_w": 350.0}),
     "adapters slower": (DECODE | {"lora_adapters": 2}, {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
     "experts slower": (EXPERTS, {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
+    "an engine slower": (PREFILL | {"stack": "vllm", "dtype": "fp8_e4m3"}, *SLOWER),
+    "an engine's experts slower": (EXPERTS | {"stack": "vllm", "tp": 1}, *SLOWER),
+    "4-bit weights slower": (DECODE | {"weight_dtype": "int4_g128"}, *SLOWER),
     "gathered keys slower": (
         DECODE | {"cp": 2, "cp_mode": "all_gather"},
         {"sm_clock_mhz": 1005.0},
@@ -166,11 +172,32 @@ def test_a_replay_is_known_no_better_than_the_run_and_the_sizes_in_its_trace(
 
 def test_every_kernel_of_experts_and_adapters_is_known_by_its_sizes(tmp_path: Path) -> None:
     """Grouped products were stand-ins of unknown bound, and adapters copies: a lower clock hardly slowed them."""
-    for fields in (EXPERTS, DECODE | {"lora_adapters": 2}):
+    for fields in (EXPERTS, EXPERTS | {"stack": "vllm"}, DECODE | {"lora_adapters": 2}):
         result = _replayed(tmp_path, fields)
         assert result.unsure == 0 and result.span_range_us is None
         collective = int((result.capture.work.collective >= 0).sum())
         assert result.by_shape == len(result.capture.work) - collective
+
+
+SOUND = (("family", "gemm"), ("engine", "vllm"), ("experts", 128), ("inner", 768), ("tokens", 16), ("rows", 128),
+         ("distinct", 81), ("tiles", ((16, 81.0), (32, 81.0))), ("n", 1536), ("k", 2048))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", 1e12),
+        ("tokens", "x"),
+        ("rows", 0),
+        ("tiles", ((1,),)),
+        ("tiles", 5),
+        ("tiles", ((-1, 2),)),
+        ("n", -3),
+    ],
+)
+def test_sizes_that_no_kernel_has_are_not_taken(name: str, value: object) -> None:
+    assert isinstance(work_of(SOUND), RoutedGemmWork)
+    assert work_of(tuple((dict(SOUND) | {name: value}).items())) is None  # type: ignore[arg-type]
 
 
 def test_partitions_under_a_change_are_said_to_be_changed_as_whole_gpus(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def distinct(values: Ints) -> list[int]:
     return sorted({*values[:1].tolist(), *values[changes].tolist()})
 
 
-Stated = tuple[tuple[str, int | float | str], ...]  # family and sizes of a simulated kernel, by name
+# Family and sizes of a simulated kernel, by name.
+Stated = tuple[tuple[str, int | float | str | tuple[tuple[float, ...], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +15,14 @@ from numpy.typing import NDArray
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, steady_point
 from sim.build.cost import Pricer
+from sim.replay.stated import work_of
 from sim.scenario.machine import Machine
-from traces.capture import NONE, Capture, CollectiveArgs, Stated
+from traces.capture import NONE, Capture, CollectiveArgs
 from traces.classify import COMMUNICATION, MEMORY, Classes
 from traces.records import Floats, Ints
 from traces.rounds import TILE
-from workloads.errors import WorkloadError
 from workloads.kernel_names import CollectiveOp, Elementwise
-from workloads.storage import storage
-from workloads.work import (
-    AdapterGemmWork,
-    AttentionWork,
-    CollectiveWork,
-    DType,
-    ElementwiseWork,
-    GemmWork,
-    GroupedGemmWork,
-    Work,
-)
+from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, Work
 
 Toward = Literal["middle", "least", "most"]  # of what a kernel of unknown bound may take
 SIZE_LIMIT = 2.0**40
@@ -119,31 +109,6 @@ def jobs_of(capture: Capture, classes: Classes, dur_ns: Ints, target: Machine, c
             by_key[key] = numbers[0], numbers[1], numbers[2]
         job[:, row] = by_key[key]
     return Jobs(works=tuple(known), job=job[0], as_copy=job[1], as_product=job[2], sized=sized)
-
-
-def work_of(stated: Stated) -> Work | None:
-    """What a simulated kernel states of its work; None of a collective, and where this release has no such work.
-
-    >>> work_of((("family", "gemm"), ("m", 8), ("n", 16), ("k", 32), ("dtype", "fp16"))).dtype
-    <DType.FP16: 'fp16'>
-    """
-    said = dict(stated)
-    product = AdapterGemmWork if "slices" in said else GroupedGemmWork if "experts" in said else GemmWork
-    kinds: dict[object, type[GemmWork | GroupedGemmWork | AdapterGemmWork | AttentionWork | ElementwiseWork]] = {
-        "gemm": product,
-        "attention": AttentionWork,
-        "elementwise": ElementwiseWork,
-    }
-    kind = kinds.get(said.get("family"))
-    if kind is None:
-        return None
-    given: dict[str, Any] = {field.name: said[field.name] for field in fields(kind) if field.name in said}
-    try:
-        given |= {name: DType(given[name]) for name in ("dtype", "out_dtype", "kv_dtype") if name in given}
-        given |= {"weights": storage(given["weights"])} if given.get("weights") is not None else {}
-        return kind(**given | ({"op": Elementwise(given["op"])} if "op" in given else {}))
-    except (TypeError, ValueError, WorkloadError):
-        return None
 
 
 def few_rows(name: str) -> int:

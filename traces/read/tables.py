@@ -42,6 +42,7 @@ STATED = (
     "family", "op", "m", "n", "k", "count", "dtype", "blocks", "rows", "width", "bytes_moved", "batch", "q_len",
     "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct",
     "tiles128", "tiles256", "rows_beyond128", "slices", "rank", "up", "widest", "slots", "out_dtype", "kv_dtype",
+    "weights", "engine", "scales", "inner", "tokens", "tiles", "images", "fresh", "backward", "masked",
 )  # fmt: skip
 
 
@@ -214,9 +215,20 @@ def _collective(a: Args, rows: Rows) -> int:
     return rows.collectives.setdefault(args, len(rows.collectives))
 
 
+def _size(value: object) -> int | float | str | tuple[tuple[float, ...], ...] | None:
+    """A size as it can be a key: a number, a name, or rows of numbers; None of anything else."""
+    if isinstance(value, int | float | str):
+        return value
+    rows = value if isinstance(value, list) else ()
+    if not rows or not all(isinstance(row, list) and all(isinstance(one, int | float) for one in row) for row in rows):
+        return None
+    return tuple(tuple(row) for row in rows)
+
+
 def _own_work(a: Args, rows: Rows) -> int:
     """What a kernel of ours states of itself, as an operator that no host has."""
-    stated = tuple((name, value) for name in STATED if isinstance(value := getattr(a, name, None), int | float | str))
+    sizes = ((name, _size(getattr(a, name, None))) for name in STATED)
+    stated = tuple((name, size) for name, size in sizes if size is not None)
     product = MatrixProduct(m=whole(a.m), k=whole(a.k), n=whole(a.n))
     plain = a.family == "gemm" and a.count in (None, 1) and min(product.m, product.k, product.n) > 0
     return rows.own_work(stated, product if plain else None)
