@@ -12,18 +12,18 @@ from pydantic import model_validator
 
 import workloads
 from sim.errors import ScenarioError
-from sim.scenario.adapters import LORA_FIELDS, check_unused
+from sim.scenario.adapters import LORA_FIELDS
 from sim.scenario.layout import layout_of
 from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import (
     SPECULATION_FIELDS,
     acceptances,
-    check_speculation,
 )
 from sim.serving.requests import Traffic
+from sim.serving.server_checks import check_server
 from sim.serving.server_fields import ServerFields
-from sim.serving.traffic import LORA_TRAFFIC, traffic_of
+from sim.serving.traffic import traffic_of
 
 DEFAULT_STACK = "vllm"
 
@@ -40,11 +40,6 @@ MEASURED = frozenset(
         "seed", "prefix_caching", "slo_ttft_s", "slo_tpot_s",
     }
 )  # fmt: skip
-
-
-TIER_FIELDS = ("kv_host_gb", "kv_disk_gb", "kv_remote_gb")
-# Of a server that has adapters, and of requests that choose them.
-LORA_SERVER = (*LORA_FIELDS[1:], "max_loras", *LORA_TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,110 +151,8 @@ class ServeSpec(ServerFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServeSpec:
-        defaults = self.defaults()
-        check_speculation(self, defaults)
-        if not self.lora_adapters:
-            check_unused(self, defaults, LORA_SERVER)
-        each = 1 if self.speculation is None else self.draft_tokens + 1
-        if self.max_num_seqs * each >= self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens}: must exceed max_num_seqs = "
-                f"{self.max_num_seqs}, {'a token' if each == 1 else f'{each} tokens'} for each and room for prompts"
-            )
-        self._check_images()
-        if self.clock_policy == "slo" and self.speculation is not None:
-            raise ValueError(
-                f"clock_policy = slo is not known beside speculation = '{self.speculation}': leave one out"
-            )
-        if self.clock_policy == "slo" and self.slo_tpot_s is None:
-            raise ValueError("clock_policy = slo: needs the objective to keep, slo_tpot_s")
-        if self.pp_batches != "natural" and self.pp == 1:
-            raise ValueError(f"pp_batches = {self.pp_batches}: is of batches in a pipeline: give pp of at least 2")
-        if self.cp_mode != "all_gather" and max(self.cp, self.prefill_cp or 1) == 1:
-            raise ValueError(f"cp_mode = {self.cp_mode}: is of ranks that share tokens: give cp of at least 2")
-        if self.pp > 1 and self.speculation not in (None, "eagle"):
-            raise ValueError(
-                f"speculation = '{self.speculation}' is not known beside pp = {self.pp}: vLLM drafts there with eagle"
-            )
-        if self.clock_policy == "slo" and self.pp > 1:
-            raise ValueError(f"pp = {self.pp} is not known beside clock_policy = slo: leave one of them out")
-        if self.clock_policy == "slo" and self.sm_clock_mhz is not None:
-            raise ValueError(f"sm_clock_mhz = {self.sm_clock_mhz:g} contradicts clock_policy = slo: give one of them")
-        if self.prefill_sm_clock_mhz is not None and self.clock_policy == "slo":
-            raise ValueError(
-                f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} contradicts clock_policy = slo: give one of them"
-            )
-        if self.phase_clocks:
-            for name, there in (
-                ("pp", self.pp > 1),
-                ("fleet_power_w", self.fleet_power_w),
-                ("sm_partition", self.sm_partition),
-            ):
-                if there:
-                    raise ValueError(
-                        f"prefill_sm_clock_mhz = {self.prefill_sm_clock_mhz:g} is not known beside {name} without "
-                        "prefill_replicas: leave one of them out"
-                    )
-        if self.kv_remote_gb_per_s is not None and self.kv_remote_gb is None:
-            raise ValueError(f"kv_remote_gb_per_s = {self.kv_remote_gb_per_s:g}: is of a store: give kv_remote_gb")
-        if not self.prefix_caching and (named := [name for name in TIER_FIELDS if getattr(self, name)]):
-            raise ValueError(f"{named[0]} = {getattr(self, named[0]):g} contradicts prefix_caching = false")
-        for name in ("prefill_tp", "prefill_ep", "prefill_cp"):
-            if getattr(self, name) is not None and not self.prefill_replicas:
-                raise ValueError(f"{name} = {getattr(self, name)}: is of replicas for prompts: give prefill_replicas")
-        self._check_fleet()
-        if self.autoscale is not None and self.prefill_replicas:
-            raise ValueError(f"prefill_replicas = {self.prefill_replicas}: autoscale knows replicas of one kind only")
-        if self.sm_partition is not None:
-            self._check_sides(dict(self.sm_partition))
-        if self.min_replicas > self.replicas:
-            raise ValueError(f"min_replicas = {self.min_replicas} is more than replicas = {self.replicas}")
-        if self.concurrency is not None and "rate_per_s" in self.model_fields_set:
-            raise ValueError(f"concurrency = {self.concurrency} contradicts rate_per_s: give one of them")
-        if self.trace is not None and self.concurrency is not None:
-            raise ValueError(f"concurrency = {self.concurrency} contradicts trace: a trace says when requests arrive")
+        check_server(self)
         return self
-
-    def _check_images(self) -> None:
-        if self.images and self.trace is not None:
-            raise ValueError(f"images = {self.images} contradicts trace: give the file a column images")
-        sides = (self.image_width, self.image_height)
-        if any(sides) and not self.images:
-            name = "image_width" if self.image_width else "image_height"
-            raise ValueError(f"{name} = {getattr(self, name)}: is of images: say how many a request has")
-        if any(sides) and not all(sides):
-            raise ValueError("image_width and image_height go together: give both, in pixels")
-
-    def _check_fleet(self) -> None:
-        if self.fleet_power_w is None:
-            for name in ("fleet_policy", "fleet_look_s"):
-                if (value := getattr(self, name)) != self.defaults()[name]:
-                    raise ValueError(f"{name} = {value}: is of a budget: give fleet_power_w")
-            return
-        for name in ("power_cap_w", "prefill_power_cap_w", "autoscale", "sm_partition"):
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(f"{name} = {value} is not known beside fleet_power_w: leave one of them out")
-        if self.clock_policy == "slo":
-            raise ValueError("clock_policy = slo is not known beside fleet_power_w: leave one of them out")
-
-    def _check_sides(self, sms: dict[str, int]) -> None:
-        text = ",".join(f"{name}={count}" for name, count in self.sm_partition or ())
-        if sorted(sms) != ["decode", "prefill"] or len(self.sm_partition or ()) != 2:
-            raise ValueError(f"sm_partition = {text}: give prefill and decode their SMs, like prefill=64,decode=68")
-        others = {
-            "prefill_replicas": self.prefill_replicas,
-            "autoscale": self.autoscale,
-            "prefill_power_cap_w": self.prefill_power_cap_w,
-            "clock_policy": self.clock_policy if self.clock_policy != "fixed" else None,
-            "launch": self.launch if self.launch != "graph" else None,
-            "speculation": self.speculation,
-            "lora_adapters": self.lora_adapters,
-            **{name: getattr(self, name) for name in TIER_FIELDS},
-            "pp": self.pp if self.pp > 1 else None,
-        }
-        for name, value in others.items():
-            if value:
-                raise ValueError(f"{name} = {value} is not known beside sm_partition: leave one of them out")
 
     def group(self, *, prefill: bool = False, sm_clock_mhz: float | None = None) -> Scenario:
         """One replica's group of GPUs as a scenario; ``sm_clock_mhz`` locks the clock in place of the spec's own.
