@@ -108,6 +108,11 @@ class RecordedCore(Core):
             for pool in gpu.pools:
                 pool.rushed = True
 
+    def stop(self) -> None:
+        """After the run: let go of the driver."""
+        self.driver = None
+        del self._finished
+
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel may start: it runs, or requests SMs first."""
         graph, record = self.graph, self.record
