@@ -104,7 +104,7 @@ MISTAKES = [
     (
         "plan llama3-8b --gpus 2 --slo-tpot-s 0.0001 --slo-ttft-s 0.001",
         "no deployment of llama3-8b on 2 x h100-sxm-80gb: no load keeps the targets: a request alone "
-        "takes a TTFT of 30.4 ms and a TPOT of 4.44 ms at least: give more slo_ttft_s and slo_tpot_s, or "
+        "takes a TTFT of 30.4 ms and a TPOT of 4.4 ms at least: give more slo_ttft_s and slo_tpot_s, or "
         "another gpu",
     ),
     ("plan llama3-8b --objective cost", "scenario: objective = cost: needs price_per_gpu_hour"),
