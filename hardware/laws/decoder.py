@@ -9,7 +9,7 @@ from functools import lru_cache
 from hardware.gpu import GpuSpec
 from hardware.laws.residency import hbm_share
 from hardware.laws.sizes import MovedSizes
-from hardware.laws.streaming import few_sms
+from hardware.laws.streaming import tensor_clock_hz
 from hardware.laws.terms import KernelTerms
 
 # A tile of cuDNN's convolution, pixels by channels (names of its kernels: 128x128, 256x128, 64x128). Fewer channels
@@ -135,7 +135,7 @@ def convolution_base_terms(c: ConvolutionCoefficients, gpu: GpuSpec, sizes: Conv
         core_energy_j=c.flop_energy_j * flops,
         hbm_energy_j=c.hbm_byte_energy_j * (copied + biased),
         sm_power_w=c.sm_power_w,
-        top_clock_hz=few_sms().tensor_clock_share * gpu.max_clock_hz if gpu.clusters else math.inf,  # of Hopper
+        top_clock_hz=tensor_clock_hz(gpu),
     )
 
 

@@ -54,9 +54,8 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
     """
     facts, rate = few_sms(), terms.hbm_bytes_per_s
     terms = replace(terms, few_sms_saving=facts.empty_saving * terms.tensor_share)
-    if gpu.clusters and terms.tensor_share > facts.tensor_clock_share:  # else what sets its pace has a clock of its own
-        slower = facts.tensor_clock_share / terms.tensor_share
-        terms = replace(terms, top_clock_hz=slower * gpu.max_clock_hz)
+    if terms.tensor_share and (top_hz := tensor_clock_hz(gpu) / terms.tensor_share) < gpu.max_clock_hz:
+        terms = replace(terms, top_clock_hz=top_hz)  # else what sets its pace has a clock of its own
     if terms.quantised or not terms.hbm_bytes or math.isinf(rate):  # a product's own law has its SMs
         return replace(terms, sharpness=terms.few_sms_sharpness or terms.sharpness)
     sharpness = terms.few_sms_sharpness or facts.sharpness
@@ -82,6 +81,16 @@ def on_few_sms(terms: KernelTerms, sms: float, gpu: GpuSpec) -> KernelTerms:
         cycles_per_block=cycles * terms.sms_per_block / terms.blocks,
         sharpness=sharpness,
     )
+
+
+def tensor_clock_hz(gpu: GpuSpec) -> float:
+    """The highest SM clock of busy tensor cores; infinite before Hopper, where none was measured.
+
+    >>> from hardware.catalog import load_gpu
+    >>> [round(tensor_clock_hz(load_gpu(name)) / 1e6) for name in ("h100-sxm-80gb", "h200-sxm-141gb")]
+    [1812, 1812]
+    """
+    return few_sms().tensor_clock_share * gpu.max_clock_hz if gpu.clusters else math.inf
 
 
 def _launched_on(terms: KernelTerms, gpu: GpuSpec) -> KernelTerms:

@@ -45,9 +45,8 @@ class PartPrices:
     each: int = field(init=False)  # as the programs'
     _places: dict[float, tuple[int, float]] = field(default_factory=dict)
     _known_rows: dict[tuple[Part, int, int, int], Cost] = field(default_factory=dict)  # by part, rows, target, context
-    _known_adapted: dict[tuple[int, int, int, int], Cost] = field(
-        default_factory=dict
-    )  # rows, adapters, tokens, target
+    # By rows, adapters, all tokens of the step, and target.
+    _known_adapted: dict[tuple[int, int, int, int], Cost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = StepPrograms(scenario=self.scenario, stage=self.stage, layer=self.layer)
