@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     if sys.stdout is None:
         _end("standard output is closed: redirect it to /dev/null to see nothing", 2)
     _settle_in()
-    from sim.cli.console import Stopped, stoppable
+    from sim.cli.stopping import Stopped, stoppable
 
     came: list[Stopped] = []
     try:
