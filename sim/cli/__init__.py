@@ -90,7 +90,7 @@ def _imported(module: str) -> ModuleType:
 
     with collector_paused():
         found = importlib.import_module(module)
-    gc.freeze()
+        gc.freeze()
     return found
 
 
