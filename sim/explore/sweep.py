@@ -93,6 +93,8 @@ def sweep(
             local = reached.backend == "processes"
             run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
             for lines, rows in _finished(todo, reached, run):
+                import sim.explore.table  # noqa: F401 - pandas, while the workers are at work
+
                 if not local:
                     append(journal, lines)
                 known |= {row["scenario_id"]: row for row in rows}
