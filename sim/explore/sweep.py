@@ -27,6 +27,7 @@ from sim.explore import workers
 from sim.explore.batches import MAX_BATCH, Item, batches, families
 from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.in_work import telling
+from sim.explore.lines import line_of, row_of
 from sim.explore.row import INTERVALS, RESULTS, figures, full, full_of, interval_figures, row_id
 from sim.output.files import OutputError, write_atomically
 from sim.scenario.spec import Scenario
@@ -151,7 +152,7 @@ def run_batch(batch: Sequence[Item], *, uncertainty: bool = False, journal: Path
 
     with _collected_at_its_end(), telling(keep) as begun:
         for i, fields in batch:
-            lines.append(json.dumps(_row(i, fields, begun(i, fields).say, uncertainty=uncertainty)) + "\n")
+            lines.append(line_of(_row(i, fields, begun(i, fields).say, uncertainty=uncertainty)))
             keep(lines[-1])
             if time.perf_counter() - begin > BATCH_S:
                 break
@@ -238,7 +239,7 @@ def _finished(
         before = len(left)
         try:
             for lines in pool.map(run, list(batches(families(list(left.items())), pool.jobs, most))):
-                rows = [json.loads(line) for line in lines]
+                rows = [row_of(line) for line in lines]
                 for row in rows:
                     del left[row["scenario_id"]]
                 yield lines, rows
