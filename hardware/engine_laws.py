@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 
-from pydantic import TypeAdapter
+import msgspec
 
 from hardware.laws.adapters import AdapterCoefficients
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
@@ -88,15 +88,17 @@ class EngineLaws:
         return replace(self, adapters={**self.adapters, **taken}, corrections={**self.corrections, **learnt})
 
 
-@lru_cache(maxsize=1)
-def adapter() -> TypeAdapter[EngineLaws]:
-    """Of files of laws; made once one is read, which few runs do."""
-    return TypeAdapter(EngineLaws)
-
-
 def dump_laws(laws: EngineLaws) -> str:
     """The laws as JSON text, stable to the byte."""
-    return json.dumps(adapter().dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n"
+    from pydantic import TypeAdapter  # whose schema takes longer to make than all shipped laws to read
+
+    return json.dumps(TypeAdapter(EngineLaws).dump_python(laws, mode="json"), indent=1, sort_keys=True) + "\n"
+
+
+@lru_cache(maxsize=1)
+def decoder() -> msgspec.json.Decoder[EngineLaws]:
+    """Of shipped files of laws."""
+    return msgspec.json.Decoder(EngineLaws)
 
 
 ENGINES = ("vllm", "diffusers")
@@ -109,5 +111,5 @@ def shipped_engines(gpu_id: str) -> dict[str, EngineLaws]:
     for engine in ENGINES:
         path = files("hardware") / "data" / "engines" / engine / f"{gpu_id}.json"
         if path.is_file():
-            found[engine] = adapter().validate_json(path.read_text(encoding="utf-8"))
+            found[engine] = decoder().decode(path.read_bytes())
     return found

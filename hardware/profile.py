@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from hardware.catalog import list_gpus, load_gpu, shipped_ids
@@ -158,12 +159,21 @@ def _accuracy() -> dict[str, dict[str, str]]:
     return tomllib.loads((files("hardware") / "data" / "accuracy.toml").read_text(encoding="utf-8"))
 
 
-_ADAPTER = TypeAdapter(Profile)
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[Profile]:
+    """Of users' files, whose errors name the field; made once one is read or written, for 20 ms."""
+    return TypeAdapter(Profile)
+
+
+@lru_cache(maxsize=1)
+def _decoder() -> msgspec.json.Decoder[Profile]:
+    """Of shipped files: the same objects in a tenth of the time."""
+    return msgspec.json.Decoder(Profile)
 
 
 def dump_profile(profile: Profile) -> str:
     """The profile as JSON text, stable to the byte."""
-    data = _ADAPTER.dump_python(profile, mode="json")
+    data = _adapter().dump_python(profile, mode="json")
     if not data["engines"]:
         del data["engines"]
     return json.dumps(data, indent=1, allow_nan=False, sort_keys=True) + "\n"
@@ -172,12 +182,12 @@ def dump_profile(profile: Profile) -> str:
 def read_profile(path: Path) -> Profile:
     """A profile from a file that :func:`dump_profile` wrote."""
     try:
-        profile = _ADAPTER.validate_json(read_text(path, "profile", HardwareError))
+        profile = _adapter().validate_json(read_text(path, "profile", HardwareError))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise HardwareError(f"profile '{path}': {field}: {first['msg']}") from None
-    check_profile(_ADAPTER.dump_python(profile, mode="json"), f"profile '{path}'")
+    check_profile(_adapter().dump_python(profile, mode="json"), f"profile '{path}'")
     if not (idle_w := profile.curve.idle_w(profile.curve.reference_clock_hz)) > 0.0:
         raise HardwareError(f"profile '{path}': curve: {idle_w:.3g} W at rest: fit it again (wattline calibrate)")
     return profile
@@ -189,7 +199,7 @@ def load_profile(gpu_id: str) -> Profile | None:
     path = files("hardware") / "data" / "profiles" / f"{gpu_id}.json"
     if not path.is_file():
         return None
-    profile = _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
+    profile = _decoder().decode(path.read_bytes())
     return replace(profile, engines=shipped_engines(gpu_id))
 
 

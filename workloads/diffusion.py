@@ -19,6 +19,7 @@ from workloads.work import DType
 
 # Each stage of a VAE's decoder doubles height and width for the next: layers of two convolutions a stage.
 DECODER_BLOCKS = 3
+STEP = "denoise"  # the phase of a program that is a step; a number follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import groupby
+from typing import Any
 
 from inputs.texts import shown
 from workloads.errors import WorkloadError
 from workloads.precision import Exceptions, Precision, Product
 from workloads.work import DType
 
-_TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
-MODULES: dict[str, tuple[str, ...]] = {part: tuple(names) for part, names in _TABLE["modules"].items()}
+# Names and modules of public checkpoints.
+TABLE: Mapping[str, Any] = tomllib.loads(
+    (files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8")
+)
+MODULES: dict[str, tuple[str, ...]] = {part: tuple(names) for part, names in TABLE["modules"].items()}
 Modules = tuple[tuple[str, tuple[str, ...]], ...]  # what a family calls its modules, where that is not the usual
 # Words of names that stand for parts no product of ours is quantised in: embeddings, norms, routers, encoders.
-_ELSEWHERE = frozenset(name.rsplit(".", 1)[-1] for name in _TABLE["no_product"]["names"])
+_ELSEWHERE = frozenset(name.rsplit(".", 1)[-1] for name in TABLE["no_product"]["names"])
 # Where layers stand in a module's path; patterns are tried with each.
 _PREFIXES = (
     "model.layers", "model.language_model.layers", "language_model.model.layers", "model.decoder.layers",

@@ -7,9 +7,7 @@ read as bf16. Names and modules are data: ``data/huggingface/precision.toml``.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,13 @@ from workloads.precision import Precision
 from workloads.quantised_fields import CACHE, Table, cached_type
 from workloads.quantised_formats import READINGS
 from workloads.quantised_libraries import LIBRARIES
-from workloads.quantised_modules import Modules, Scheme
+from workloads.quantised_modules import TABLE, Modules, Scheme
 
-_TABLE = tomllib.loads((files("workloads") / "data" / "huggingface" / "precision.toml").read_text(encoding="utf-8"))
-QUANTISED: tuple[str, ...] = tuple(_TABLE["keys"]["config"])
-SPARSE: tuple[str, ...] = tuple(_TABLE["keys"]["sparse"])
+QUANTISED: tuple[str, ...] = tuple(TABLE["keys"]["config"])
+SPARSE: tuple[str, ...] = tuple(TABLE["keys"]["sparse"])
 TYPED = ("torch_dtype", "dtype")
 KEYS = (*QUANTISED, *CACHE, *SPARSE, *TYPED)
-BESIDE: Mapping[str, Mapping[str, str]] = _TABLE["files"]
+BESIDE: Mapping[str, Mapping[str, str]] = TABLE["files"]
 
 
 def precision_of(data: Table, *, where: str) -> str:
@@ -36,7 +33,7 @@ def precision_of(data: Table, *, where: str) -> str:
     'fp16'
     """
     found = {key: data[key] for key in TYPED if data.get(key) is not None}
-    types: dict[str, str] = _TABLE["types"]
+    types: dict[str, str] = TABLE["types"]
     for key, value in found.items():
         name = value.removeprefix("torch.") if isinstance(value, str) else None
         if name not in types:
@@ -102,12 +99,12 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
     if method is None:
         raise WorkloadError(f"{where}: {_NOT_KNOWN}{_details(table)}: {_REMEDY}")
     name = method.lower() if isinstance(method, str) else None
-    reading = _TABLE["read"].get(name)
+    reading = TABLE["read"].get(name)
     if reading is None:
         raise _not_simulated(table, method, where)
     _refuse_sparse(table.get("sparsity_config"), f"{where}: sparsity_config")
     for key, value in table.items():
-        if key != "sparsity_config" and value and any(word in key.lower() for word in _TABLE["other_work"]["words"]):
+        if key != "sparsity_config" and value and any(word in key.lower() for word in TABLE["other_work"]["words"]):
             raise WorkloadError(f"{where}: {shown(key)} = {shown(value)}: other work than is simulated: {_REMEDY}")
     read = (READINGS.get(reading) or LIBRARIES[reading])(table, where)
     if read is None:
@@ -120,7 +117,7 @@ def read_scheme(table: Any, where: str, *, format_unsaid: str | None = None) -> 
 
 
 def _not_simulated(table: Table, method: Any, where: str) -> WorkloadError:
-    known = _TABLE["formats"].get(method.lower()) if isinstance(method, str) else None
+    known = TABLE["formats"].get(method.lower()) if isinstance(method, str) else None
     what = f"{known}{_details(table)}: not simulated yet" if known else f"unknown format {shown(method)}"
     return WorkloadError(f"{where}: {what}: {_REMEDY}")
 

@@ -31,7 +31,7 @@ from hardware.calibrate.fit_families import (
 from hardware.calibrate.fit_gemm import PRIORS
 from hardware.calibrate.fit_kit import FitSetting, Law, Learning, Row, digest
 from hardware.catalog import load_gpu
-from hardware.engine_laws import AllReduceRow, EngineLaws, adapter, dump_laws
+from hardware.engine_laws import AllReduceRow, EngineLaws, decoder, dump_laws
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
 from hardware.laws.attention import DecodeCoefficients, PrefillCoefficients
@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     gpu = load_gpu(given.gpu)
-    near = adapter().validate_json(given.near.read_text(encoding="utf-8")) if given.near else None
+    near = decoder().decode(given.near.read_bytes()) if given.near else None
     laws = fit_engine(
         read_engine_records(given.records), profile_for(gpu), gpu, near=near,
         files={f"{gpu.id}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in given.records},

@@ -8,8 +8,8 @@ import workloads
 from hardware.laws.terms import time_s, wanted_sms
 from sim.build.lower import Classify
 from sim.scenario.resolved import Resolved
+from workloads.diffusion import STEP
 from workloads.engine import HostPace, load_engine
-from workloads.families.dit_video import STEP
 from workloads.passes import Passes, load_passes
 from workloads.program import Program, Segment
 from workloads.work import CollectiveWork

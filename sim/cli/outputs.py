@@ -75,19 +75,22 @@ class Outputs:
     def check(self) -> None:
         """Refuse before anything is simulated what could not be written."""
         from sim.output.files import check_folder, check_outputs, check_table_ending
-        from sim.pages.page import check_report
-        from traces.write.by_name import check_ending
-        from traces.write.chakra import check_chakra
 
         trace_file = self.trace if self.trace_layout == "one" else None  # else a folder, which is made
         if trace_file is not None:
+            from traces.write.by_name import check_ending
+
             check_ending(trace_file)
         elif self.trace is not None:
             check_folder(self.trace)
         check_outputs((trace_file, self.kernels, self.report))
         if self.chakra is not None:
+            from traces.write.chakra import check_chakra
+
             check_chakra(self.chakra)
         if self.report is not None:
+            from sim.pages.page import check_report
+
             check_report(self.report)
         if self.kernels is not None:
             check_table_ending(self.kernels)

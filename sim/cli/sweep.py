@@ -45,11 +45,11 @@ def command(
     from sim.errors import SimError
     from sim.explore.grid import load_grid
     from sim.explore.sweep import journal_of, sweep
-    from sim.explore.table import check_ending
     from sim.explore.workers import Pool
     from sim.output.console import one_line
+    from sim.output.files import check_sweep_ending
 
-    check_ending(out)
+    check_sweep_ending(out)
     if backend == "processes" and address is not None:
         raise SimError(f"--address {address} needs --backend dask or ray")
     grid = load_grid(file)

@@ -24,15 +24,14 @@ from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore import workers
+from sim.explore.batches import MAX_BATCH, Item, batches, families
 from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.in_work import telling
+from sim.explore.lines import line_of, row_of
 from sim.explore.row import INTERVALS, RESULTS, figures, full, full_of, interval_figures, row_id
 from sim.output.files import OutputError, write_atomically
 from sim.scenario.spec import Scenario
 
-# A batch is what a worker takes and what a killed worker loses; its overhead is about 1 ms.
-MAX_BATCH = 32
-BATCHES_PER_WORKER = 16
 MAX_DEATHS_IN_VAIN = 3
 # After so long a worker gives back what it has done of a batch, and the rest is handed out again.
 BATCH_S = 2.0
@@ -83,7 +82,7 @@ def sweep(
     failed = sum(row["error"] is not None for row in known.values())
     resumed = len(known)
     step(resumed, failed)
-    todo = _side_by_side([(i, case.fields) for i, case in cases.items() if i not in known])
+    todo = {i: case.fields for i, case in cases.items() if i not in known}
     with ExitStack() as held:
         if todo:
             reached = workers.connected(pool or workers.Pool())
@@ -95,6 +94,8 @@ def sweep(
             local = reached.backend == "processes"
             run = partial(run_batch, uncertainty=uncertainty, journal=journal.absolute() if local else None)
             for lines, rows in _finished(todo, reached, run):
+                import sim.explore.table  # noqa: F401 - pandas, while the workers are at work
+
                 if not local:
                     append(journal, lines)
                 known |= {row["scenario_id"]: row for row in rows}
@@ -131,25 +132,12 @@ def _alone(journal: Path, out: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _side_by_side(todo: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Scenarios that differ in their power policy alone share most of their work: they come one after another."""
-    from sim.run.runner import POLICY
-
-    groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, Any]]]] = {}
-    for one in todo:
-        work = tuple(f"{name}={value!r}" for name, value in sorted(one[1].items()) if name not in POLICY)
-        groups.setdefault(work, []).append(one)
-    return [one for group in groups.values() for one in group]
-
-
 def journal_of(out: Path) -> Path:
     """Where finished rows of the table ``out`` wait for the others."""
     return out.with_name(out.name + ".journal")
 
 
-def run_batch(
-    batch: Sequence[tuple[str, Mapping[str, Any]]], *, uncertainty: bool = False, journal: Path | None = None
-) -> list[str]:
+def run_batch(batch: Sequence[Item], *, uncertainty: bool = False, journal: Path | None = None) -> list[str]:
     """What a worker does: one JSON line a scenario, written to ``journal`` too, for :data:`BATCH_S` or a little more.
 
     A scenario that fails is a line too, with its error. What follows the returned lines was not run.
@@ -164,7 +152,7 @@ def run_batch(
 
     with _collected_at_its_end(), telling(keep) as begun:
         for i, fields in batch:
-            lines.append(json.dumps(_row(i, fields, begun(i, fields).say, uncertainty=uncertainty)) + "\n")
+            lines.append(line_of(_row(i, fields, begun(i, fields).say, uncertainty=uncertainty)))
             keep(lines[-1])
             if time.perf_counter() - begin > BATCH_S:
                 break
@@ -241,21 +229,17 @@ def _row(i: str, fields: Mapping[str, Any], say: Callable[[str], None], *, uncer
 
 
 def _finished(
-    todo: Sequence[tuple[str, Mapping[str, Any]]],
-    pool: workers.Pool,
-    run: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[str]],
+    todo: Mapping[str, Mapping[str, Any]], pool: workers.Pool, run: Callable[[Sequence[Item]], list[str]]
 ) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
     """Lines and rows of batches as they come; what a worker could not finish is handed out again in smaller batches."""
     left = dict(todo)
-    size = max(1, min(MAX_BATCH, len(left) // (pool.jobs * BATCHES_PER_WORKER)))
+    most = MAX_BATCH
     deaths_in_vain = 0
     while left:
-        items = list(left.items())
-        batches = [items[at : at + size] for at in range(0, len(items), size)]
         before = len(left)
         try:
-            for lines in pool.map(run, batches):
-                rows = [json.loads(line) for line in lines]
+            for lines in pool.map(run, list(batches(families(list(left.items())), pool.jobs, most))):
+                rows = [row_of(line) for line in lines]
                 for row in rows:
                     del left[row["scenario_id"]]
                 yield lines, rows
@@ -266,7 +250,7 @@ def _finished(
                     f"workers died {MAX_DEATHS_IN_VAIN} times without finishing a row ({error}); {len(left)} rows "
                     "are left: give them more memory or fewer --jobs; the same command resumes"
                 ) from None
-        size = max(1, size // 2)
+        most = max(1, most // 2)
 
 
 def _feasible(row: Mapping[str, Any], case: GridPoint) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from inputs.files import check_regular
 from inputs.texts import truncated
 from sim.errors import SimError
 from sim.explore.row import INTERVALS, RESULTS
-from sim.output.files import TABLE_ENDINGS, write_table
+from sim.output.files import check_sweep_ending, write_table
 from sim.output.spreadsheet import without_quotes
 from sim.scenario.spec import Scenario
 
@@ -27,16 +28,10 @@ NUMERIC = frozenset(
 ) | (RESULTS - {"status", "status_reasons"} | {"world", *INTERVALS})
 
 
-def check_ending(path: Path) -> None:
-    """Refuse a file that is neither Parquet nor CSV."""
-    if path.suffix not in TABLE_ENDINGS:
-        raise SimError(f"'{path}': a sweep is written as .parquet or .csv")
-
-
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows, columns typed by their values; lists become JSON text."""
-    check_ending(path)
-    table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
+    check_sweep_ending(path)
+    table = pd.DataFrame(_columns(rows))
     if path.suffix == ".parquet":
         # A column that is empty in this sweep keeps the type that it has in others.
         for name in table.columns[table.isna().all()]:
@@ -44,9 +39,20 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     write_table(table, path)
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Columns of ``rows`` in the order in which they appear."""
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        values = [row.get(name, math.nan) for row in rows]
+        if list in set(map(type, values)):
+            values = [json.dumps(value) if isinstance(value, list) else value for value in values]
+        columns[name] = values
+    return columns
+
+
 def read_table(path: Path) -> pd.DataFrame:
     """The table of a sweep; :class:`SimError` when the file is none."""
-    check_ending(path)
+    check_sweep_ending(path)
     if path.exists():
         check_regular(path, "table", SimError)
     try:

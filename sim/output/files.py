@@ -107,6 +107,8 @@ def files_named(value: Any) -> set[Path]:
 
 def _texts(value: Any, found: set[str]) -> None:
     match value:
+        case int() | float() | None:  # most of a grid's values: told at once
+            pass
         case str() | Path():
             found.add(str(value))
         case Mapping():
@@ -123,6 +125,12 @@ def check_table_ending(path: Path) -> None:
     """Refuse a table file that is neither Parquet nor CSV."""
     if path.suffix not in TABLE_ENDINGS:
         raise OutputError(f"'{path}': a table is written as .parquet or .csv")
+
+
+def check_sweep_ending(path: Path) -> None:
+    """Refuse a file of a sweep that is neither Parquet nor CSV."""
+    if path.suffix not in TABLE_ENDINGS:
+        raise SimError(f"'{path}': a sweep is written as .parquet or .csv")
 
 
 def check_picture_ending(path: Path) -> None:

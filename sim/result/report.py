@@ -22,7 +22,6 @@ from sim.scenario.precision import precision_of
 from sim.scenario.spec import Scenario
 from sim.scenario.speculation import acceptances
 from sim.scenario.video import model_of, video_summary
-from workloads.families.dit_video import guidance_of
 
 
 def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
@@ -161,6 +160,8 @@ def figures(run: Run, prices: Prices = NO_PRICES) -> list[tuple[str, str]]:
         *_intensity(data),
     ]
     if "steps" in data:
+        from workloads.families.dit_video import guidance_of
+
         steps = f"{data['steps']}, {data['computed_steps']} computed" if scenario.reuse else f"{data['steps']}"
         rows.append(("denoising steps", f"{steps}; {guidance_of(scenario.guidance)}"))
         rows.append(("memory a GPU", f"{data['memory_bytes_per_gpu'] / 1e9:.1f} GB"))

@@ -32,7 +32,7 @@ from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import RepeatedPiece, by_events, play, play_governed
-from workloads.families.dit_video import STEP
+from workloads.diffusion import STEP
 from workloads.program import Program
 
 # Most kernels that run as events by default: some seconds.

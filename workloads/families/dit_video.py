@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-from workloads.diffusion import DECODER_BLOCKS, TEXT_HEAD_DIM, DitSpec, Video, latent_grid, video_tokens
+from workloads.diffusion import DECODER_BLOCKS, STEP, TEXT_HEAD_DIM, DitSpec, Video, latent_grid, video_tokens
 from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
 from workloads.families.dit_decoder import LatentGrid, decoder_segments
@@ -27,7 +27,6 @@ from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 Guidance = Literal["none", "batch", "sequential", "parallel"]
-STEP = "denoise"
 # What the solver reads: the latents of all tokens (P: a patch), and of both branches (G).
 LATENTS = op("sm,mP->sP", parallel="s", label="latents")
 BRANCHES = op("GsP,GsP->GsP", parallel="G", label="branches")
