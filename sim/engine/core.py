@@ -2,9 +2,9 @@
 
 Who gets which SMs, copy engines and shares of bandwidth is decided by the resources (:mod:`sim.engine.resources`). The
 driver (:mod:`sim.engine.driver`) calls :meth:`Core.submit` when a kernel is the next of its stream, SimPy calls
-:meth:`Core.begin` when its request is granted, and the driver :meth:`Core.update` once at the end of every instant in
-which something changed and :meth:`Core.due` at the scheduled end of a kernel. Time is an integer number of picoseconds;
-the work left of a kernel is a fraction of it.
+:meth:`Core.begin` when its request is granted, and the driver :meth:`Core.due` when the first of the kernels that run
+on a GPU ends, and :meth:`Core.update` once at the end of every instant in which a GPU became ``dirty``. Time is an
+integer number of picoseconds; the work left of a kernel is a fraction of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Core:
         self.driver: Driver | None = None
         self.between: Between | None = None  # the network between nodes, which the driver brings
         self._partition = graph.queue_partition
-        self._dirty: set[int] = set()
+        self.dirty: set[int] = set()  # GPUs to update at the end of this instant
         self._flows: dict[int, Flow] = {}  # collectives of which a rank has arrived
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
@@ -74,6 +74,7 @@ class Core:
             memory, port = gpu.hbm.put_queue, gpu.port.put_queue
             gpu.crossed = ((), (memory,), (port,), (memory, port))
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
+            gpu.aim(gpu.limit_w, gpu.clock_cap_hz)
             self.touch(gpu.index)
         self._alike = self._all_alike()
 
@@ -115,12 +116,10 @@ class Core:
         entry.crossed = crossed = gpu.crossed[self._moves[entry.class_id]]
         for queue in crossed:
             queue.append(entry)
-        if not self._dirty:
-            self.touch(gpu.index)
-        self._dirty.add(gpu.index)
+        self.dirty.add(gpu.index)
         if flow.collective >= 0 and not flow.missing:
             for member in flow.entries:
-                self._dirty.add(member.gpu.index)
+                self.dirty.add(member.gpu.index)
             if self.between is not None:
                 self.between.enter(flow, entry.class_id)
 
@@ -128,23 +127,27 @@ class Core:
         """Set another power limit (W) and clock cap (Hz) of one GPU; governors call it."""
         gpu = self.gpus[gpu_index]
         if gpu.limit_w != limit_w or gpu.clock_cap_hz != clock_cap_hz:
-            gpu.limit_w = limit_w
-            gpu.clock_cap_hz = clock_cap_hz
+            gpu.aim(limit_w, clock_cap_hz)
             self._alike = self._all_alike()
             self.touch(gpu_index)
 
-    def due(self, flows: list[Flow], now_ps: int) -> None:
-        """The scheduled end of ``flows``; ends that have been rescheduled since are ignored."""
-        ended = [flow for flow in flows if flow.due_ps == now_ps]
+    def due(self, gpus: list[Gpu], now_ps: int) -> None:
+        """The first end of a kernel on ``gpus``; GPUs whose first end has been rescheduled since are ignored."""
+        ended = []
+        for gpu in gpus:
+            if gpu.due_ps == now_ps:
+                gpu.due_ps = 0
+                for entry in gpu.running:
+                    flow = entry.flow
+                    if flow.due_ps == now_ps:
+                        flow.due_ps = -1
+                        ended.append(flow)
         if ended:
             self._complete(ended, now_ps)
 
     def touch(self, gpu_index: int) -> None:
         """Something changed on a GPU: update at the end of this instant."""
-        if not self._dirty:  # with a GPU in the set an update has been requested
-            assert self.driver is not None
-            self.driver.request_update()
-        self._dirty.add(gpu_index)
+        self.dirty.add(gpu_index)
 
     def update(self, now_ps: int) -> None:
         """Resolve everything that changed in this instant: clocks, rates, power."""
@@ -154,7 +157,7 @@ class Core:
                 raise LivelockError(f"time stands still at {now_ps} ps after {self._updates} updates")
         else:
             self._updated_ps, self._updates = now_ps, 0
-        dirty = self._dirty
+        dirty = self.dirty
         if self.between is not None:
             dirty.update(self.between.tied())
         group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
@@ -183,10 +186,10 @@ class Core:
     # -- parts --------------------------------------------------------------------------------------------
 
     def _solve(self, group: list[int], now_ps: int) -> None:
-        gpus, ceil = self.gpus, math.ceil
+        gpus, between = self.gpus, self.between
         solved: list[tuple[Gpu, GpuState]] = []
-        last_key: Running | None = None
-        alike = one_type = self._alike
+        first: GpuState | None = None
+        alike = self._alike
         for index in group:
             gpu = gpus[index]
             if gpu.integrated_ps != now_ps:
@@ -200,54 +203,60 @@ class Core:
                 if count > 2 or (count and running[0].class_id >= running[1].class_id):
                     running.sort(key=_canonical)
                 key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            if key != last_key or not one_type:
-                alike = alike and last_key is None
+            state = gpu.known.get(key)
+            if state is None:
                 state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
-                last_key = key
+            first = first or state
+            alike = alike and state is first
             solved.append((gpu, state))
-        between = self.between
         if between is not None and between.meets:
             met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
             paces = common_paces(solved, met, between)
         else:
             paces = {} if len(solved) == 1 else _paces(solved, alike)
-        arms: dict[int, list[Flow]] = {}
-        note_gpu, note_time, note_state = self._note_step
+        arms: dict[int, list[Gpu]] = {}
         for gpu, state in solved:
-            if gpu.state is not state:
-                gpu.state = state
-                note_gpu(gpu.index)
-                note_time(now_ps)
-                note_state(state.index)
-            for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
-                flow = entry.flow
-                if paces and flow in paces:
-                    rate = paces[flow]
-                before = flow.rate
-                if before == rate and flow.due_ps >= 0:
-                    continue
-                if not flow.missing:
-                    left = flow.left
-                    if before:
-                        left -= before * (now_ps - flow.updated_ps)
-                        flow.left = left = left if left > 0.0 else 0.0
-                    else:
-                        self.inflight += 1
-                    flow.updated_ps = now_ps
-                    flow.rate = rate
-                    due = now_ps + (ceil(left / rate - 1e-6) or 1)
-                    if due != flow.due_ps:
-                        flow.due_ps = due
-                        if due in arms:
-                            arms[due].append(flow)
-                        else:
-                            arms[due] = [flow]
+            due_ps = self._go_on(gpu, state, paces, now_ps)
+            if due_ps != gpu.due_ps:
+                gpu.due_ps = due_ps
+                if due_ps:
+                    arms.setdefault(due_ps, []).append(gpu)
         if between is not None:
             between.record(now_ps)
         driver = self.driver
         assert driver is not None
-        for due, flows in arms.items():
-            driver.arm(flows, due)
+        for due_ps, those in arms.items():
+            driver.arm(those, due_ps)
+
+    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float], now_ps: int) -> int:
+        """Set the rates of what runs on a GPU from now on; returns when the first of it ends (0: nothing does)."""
+        if gpu.state is not state:
+            gpu.state = state
+            note_gpu, note_time, note_state = self._note_step
+            note_gpu(gpu.index)
+            note_time(now_ps)
+            note_state(state.index)
+        first_ps = 0
+        for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
+            flow = entry.flow
+            if paces and flow in paces:
+                rate = paces[flow]
+            due_ps, before = flow.due_ps, flow.rate
+            if before != rate or due_ps < 0:
+                if flow.missing:
+                    continue
+                left = flow.left
+                if before:
+                    left -= before * (now_ps - flow.updated_ps)
+                    flow.left = left = left if left > 0.0 else 0.0
+                else:
+                    self.inflight += 1
+                flow.updated_ps = now_ps
+                flow.rate = rate
+                flow.due_ps = due_ps = now_ps + (math.ceil(left / rate - 1e-6) or 1)
+            if not first_ps or due_ps < first_ps:
+                first_ps = due_ps
+        return first_ps
 
     def _all_alike(self) -> bool:
         """Whether equal kernels run equally on all GPUs: one model and one power target."""
@@ -270,12 +279,9 @@ class Core:
 
     def _complete(self, flows: list[Flow], now_ps: int) -> None:
         note_op, note_start, note_end, note_energy = self._note
-        finished, dirty, gap_ps = self._finished, self._dirty, self._gap_ps
-        if not dirty:
-            self.touch(flows[0].entries[0].gpu.index)
+        finished, dirty, gap_ps = self._finished, self.dirty, self._gap_ps
         self.inflight -= len(flows)
         for flow in flows:
-            flow.due_ps = -1
             if flow.collective >= 0:
                 del self._flows[flow.collective]
                 if self.between is not None:

@@ -13,22 +13,22 @@ from inputs.collector import collector_paused
 from sim.engine.between import Between, ports_of
 from sim.engine.core import Core
 from sim.engine.record import Recorder
-from sim.engine.resources.arbitration import GOVERNOR, UPDATE, Moment, Rounds
+from sim.engine.resources.arbitration import GOVERNOR, Moment, Rounds
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.network import Network
 from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
-from sim.engine.state import Flow
+from sim.engine.state import Gpu
 from sim.engine.time import WholeTime
 
 
 class Due(Moment):
-    """The scheduled end of some flows; one that was rescheduled stays in SimPy's queue and is ignored later."""
+    """The first end of a kernel on some GPUs; one that was rescheduled stays in SimPy's queue and is ignored later."""
 
-    def __init__(self, env: WholeTime, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
-        self.flows = flows
+    def __init__(self, env: WholeTime, gpus: list[Gpu], delay: int, callback: Callable[[Any], None]) -> None:
+        self.gpus = gpus
         super().__init__(env, [callback], NORMAL, delay)
 
 
@@ -63,7 +63,7 @@ class Engine:
     def __init__(self, core: Core, governor: Governor | None = None) -> None:
         self.core = core
         self.env = WholeTime()
-        self.rounds = Rounds(self.env)
+        self.rounds = Rounds(self.env, driven=True)
         for place, gpu in enumerate(core.gpus):
             sizes = core.graph.partition_sms or (gpu.sms,)
             gpu.pools = [SmPool(self.env, sms, self.rounds, place) for sms in sizes]
@@ -81,7 +81,6 @@ class Engine:
         self._ready: set[int] = set()  # next of their streams, with predecessors that still run
         self._leads: dict[int, Lead] = {}
         self._governor = governor
-        self._update_pending = False
         self._last_ps = 0
 
     @property
@@ -102,7 +101,7 @@ class Engine:
         if self._governor is not None:
             env.process(self._governor.process(self))
         with collector_paused():  # nothing the loop makes is cyclic; collecting would cost 7 %
-            if not env.run_out(core):
+            if not env.run_out(core, self._close):
                 core.update(self._last_ps)  # raises the deadlock error
         records = core.finish(self._last_ps)
         records.events = next(env._eid)
@@ -158,11 +157,21 @@ class Engine:
         lead.ops.append(op)
         self.core.scheduled += 1
 
+    def _close(self) -> bool:
+        """At the end of an instant: arbitration, whose grants are events again, then the update of rates and power."""
+        if self.rounds.asked:
+            self.rounds.hold()
+        elif self.core.dirty:
+            self.core.update(self.env._now)
+        else:
+            return False
+        return True
+
     # -- what the core asks for ---------------------------------------------------------------------------
 
-    def arm(self, flows: list[Flow], due_ps: int) -> None:
-        """Have ``core.due(flows)`` called at ``due_ps``."""
-        Due(self.env, flows, due_ps - self.env._now, self._on_due)
+    def arm(self, gpus: list[Gpu], due_ps: int) -> None:
+        """Have ``core.due(gpus)`` called at ``due_ps``."""
+        Due(self.env, gpus, due_ps - self.env._now, self._on_due)
 
     def finished(self, op: int) -> None:
         """Release the stream of ``op`` and the kernels that depend on it."""
@@ -177,14 +186,8 @@ class Engine:
                     ready.remove(successor)
                     self._turn(successor)
 
-    def request_update(self) -> None:
-        """Update once, after everything else of this instant."""
-        if not self._update_pending:
-            self._update_pending = True
-            Moment(self.env, [self._on_update], UPDATE)
-
     def _on_due(self, event: Due) -> None:
-        self.core.due(event.flows, self.env._now)
+        self.core.due(event.gpus, self.env._now)
 
     def _on_lead(self, event: Lead) -> None:
         core, now_ps = self.core, self.env._now
@@ -192,7 +195,3 @@ class Engine:
         for op in event.ops:
             core.scheduled -= 1
             core.submit(op, now_ps)
-
-    def _on_update(self, _: Event) -> None:
-        self._update_pending = False
-        self.core.update(self.env._now)

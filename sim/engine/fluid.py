@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
+from typing import Any
 
 from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
 from hardware.power import highest_clock
@@ -39,7 +40,8 @@ class FluidModel:
     classes: tuple[KernelClass, ...]
     states: list[GpuState]
     other_rules: Rules | None = None  # of sharing memory and port, where they are not the GPU's own
-    _memo: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
+    _memo: dict[tuple[float, float], dict[Running, GpuState]] = field(default_factory=dict)  # by target
+    _capped: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
@@ -95,12 +97,19 @@ class FluidModel:
 
         ``caps`` bounds each kernel's rate (1/ps): a collective goes at its slowest member's pace.
         """
-        key = (running, limit_w, clock_cap_hz, caps)
-        state = self._memo.get(key)
+        memo: dict[Any, GpuState] = self.solved(limit_w, clock_cap_hz)
+        key: object = running
+        if caps is not None:
+            memo, key = self._capped, (running, limit_w, clock_cap_hz, caps)
+        state = memo.get(key)
         if state is None:
-            state = self._memo[key] = self._found(*key).numbered(len(self.states))
+            state = memo[key] = self._found(running, limit_w, clock_cap_hz, caps).numbered(len(self.states))
             self.states.append(state)
         return state
+
+    def solved(self, limit_w: float, clock_cap_hz: float) -> dict[Running, GpuState]:
+        """The states of what :meth:`solve` has been asked for under a power limit and a clock."""
+        return self._memo.setdefault((limit_w, clock_cap_hz), {})
 
     def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""
