@@ -4,7 +4,8 @@ SimPy calls a resource's ``_do_put`` as soon as a request is made: the first of 
 because its process was created first. A resource here answers SimPy's call (``_trigger_put``) by asking for
 an arbitration: one event at the present instant with a lower priority (:data:`ARBITRATE`) than requests, releases and
 governors have, or, where a driver's loop holds the :class:`Rounds`, a call once no such event of the instant is left.
-Then SimPy's own loop offers every waiting request to ``_do_put``, in the order of the queue. Releases (``_do_get``) are applied at once: their order has no effect.
+Then SimPy's own loop offers every waiting request to ``_do_put``, in the order of the queue. Releases (``_do_get``) are
+applied at once: their order has no effect.
 
 Releases, and transfers that end while no process waits for them, are not scheduled as events; a process that yields
 one continues at once, as with any event that SimPy has processed.
