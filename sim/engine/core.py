@@ -62,7 +62,7 @@ class Core:
     def start(self, driver: Driver) -> None:
         """Attach the driver, which has set the resources of the GPUs, and set every GPU to idle power."""
         self.driver = driver
-        self._finished = driver.finished
+        self._finished, self._arm = driver.finished, driver.arm
         spans = self.recorder
         self._note = (
             spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
@@ -81,7 +81,7 @@ class Core:
     def stop(self) -> None:
         """After the run: let go of the driver."""
         self.driver = None
-        del self._finished
+        del self._finished, self._arm
         for gpu in self.gpus:
             del gpu.begin
 
@@ -187,49 +187,38 @@ class Core:
 
     def _solve(self, group: list[int], now_ps: int) -> None:
         gpus, between = self.gpus, self.between
-        solved: list[tuple[Gpu, GpuState]] = []
-        first: GpuState | None = None
-        alike = self._alike
-        for index in group:
-            gpu = gpus[index]
-            if gpu.integrated_ps != now_ps:
-                self._integrate(gpu, now_ps)
-            running = gpu.running
-            count = len(running)
-            if count == 1:
-                e = running[0]
-                key: Running = ((e.class_id, e.sms, e.flow.missing > 0, e.fill),)
-            else:
-                if count > 2 or (count and running[0].class_id >= running[1].class_id):
-                    running.sort(key=_canonical)
-                key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            state = gpu.known.get(key)
-            if state is None:
-                state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
-            first = first or state
-            alike = alike and state is first
-            solved.append((gpu, state))
+        if between is None and len(group) == 1:
+            gpu = gpus[group[0]]
+            self._go_on(gpu, self._state_of(gpu, now_ps), {}, now_ps)
+            return
+        solved = [(gpus[index], self._state_of(gpus[index], now_ps)) for index in group]
         if between is not None and between.meets:
             met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
             paces = common_paces(solved, met, between)
         else:
-            paces = {} if len(solved) == 1 else _paces(solved, alike)
-        arms: dict[int, list[Gpu]] = {}
+            paces = {} if len(solved) == 1 else _paces(solved, self._alike)
         for gpu, state in solved:
-            due_ps = self._go_on(gpu, state, paces, now_ps)
-            if due_ps != gpu.due_ps:
-                gpu.due_ps = due_ps
-                if due_ps:
-                    arms.setdefault(due_ps, []).append(gpu)
+            self._go_on(gpu, state, paces, now_ps)
         if between is not None:
             between.record(now_ps)
-        driver = self.driver
-        assert driver is not None
-        for due_ps, those in arms.items():
-            driver.arm(those, due_ps)
 
-    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float], now_ps: int) -> int:
-        """Set the rates of what runs on a GPU from now on; returns when the first of it ends (0: nothing does)."""
+    def _state_of(self, gpu: Gpu, now_ps: int) -> GpuState:
+        """The state of what runs on a GPU from now on."""
+        if gpu.integrated_ps != now_ps:
+            self._integrate(gpu, now_ps)
+        running = gpu.running
+        count = len(running)
+        if count == 1:
+            e = running[0]
+            key: Running = ((e.class_id, e.sms, e.flow.missing > 0, e.fill),)
+        else:
+            if count > 2 or (count and running[0].class_id >= running[1].class_id):
+                running.sort(key=_canonical)
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
+        return gpu.known.get(key) or gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+
+    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float], now_ps: int) -> None:
+        """Set the rates of what runs on a GPU from now on, and have the first of it end in time."""
         if gpu.state is not state:
             gpu.state = state
             note_gpu, note_time, note_state = self._note_step
@@ -256,7 +245,10 @@ class Core:
                 flow.due_ps = due_ps = now_ps + (math.ceil(left / rate - 1e-6) or 1)
             if not first_ps or due_ps < first_ps:
                 first_ps = due_ps
-        return first_ps
+        if first_ps != gpu.due_ps:
+            gpu.due_ps = first_ps
+            if first_ps:
+                self._arm(gpu, first_ps)
 
     def _all_alike(self) -> bool:
         """Whether equal kernels run equally on all GPUs: one model and one power target."""
@@ -315,11 +307,12 @@ class Core:
 
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
-    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run the same classes at equal
+    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run equal kernels at equal
     rates.
 
     Then a single collective has one rate; two may couple different groups of GPUs.
     """
+    alike = alike and all(state is solved[0][1] for _, state in solved)
     if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
         return {}
     met: dict[Flow, float] = {}

@@ -25,8 +25,8 @@ Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 class Driver(Protocol):
     """The interface of the driver that schedules events for the core."""
 
-    def arm(self, gpus: list[Gpu], due_ps: int) -> None:
-        """Call ``core.due(gpus, now)`` at ``due_ps``."""
+    def arm(self, gpu: Gpu, due_ps: int) -> None:
+        """Call ``core.due`` with this GPU at ``due_ps``."""
 
     def finished(self, op: int) -> None:
         """The kernel has ended: release its stream and its successors."""

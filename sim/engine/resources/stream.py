@@ -126,6 +126,6 @@ class Stream(BaseResource[Launch, Turn]):
     def _trigger_get(self, _: Any) -> None:
         """SimPy's loop over the waiting turns; one that has not fired asks for further kernels and keeps its place."""
         queue = self.get_queue
-        while queue and self._do_get(queue[0]):
+        while queue and self.waiting and not self.busy and self._do_get(queue[0]):
             if queue[0]._value is not PENDING:
                 del queue[0]
