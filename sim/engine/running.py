@@ -124,38 +124,54 @@ class RunningSet:
         curves: dict[float, tuple[float, float]] | None = None,
     ) -> None:
         self._curves = {} if curves is None else curves
+        self._ends: dict[float, GpuState] = {}
         if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
         computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
         self._few = [m.cls.collective for m in members]
-        self._factors = [fill * gpu.chip_power_factor for fill in fills]
         held = math.fsum([m.hold for m in members])
         self._sms_busy = min(held, float(gpu.sms))
-        self._shares = [m.hold / held if held else 1.0 / len(members) for m in members]  # of idle power
-        # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
-        self._moving = [
-            m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(gpu.sms)) / m.hold
-            if m.cls.collective and computes and m.hold
-            else 0.0
-            for m in members
+        # The rest as the loops over the clock read it.
+        self._works = [(m.waiting, m.pace.seconds, m.cls.gap_s, self._moving_cycles(m, computes)) for m in members]
+        self._hbm_bytes = [m.terms.hbm_bytes for m in members]
+        self._link_bytes = [m.terms.link_bytes for m in members]
+        self._draws = [
+            (m.waiting, m.terms, m.sms, fill * gpu.chip_power_factor, m.hold / held if held else 1.0 / len(members))
+            for m, fill in zip(members, fills, strict=True)
         ]
         self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
         # Parts of one kernel have its class.
         self._kernels = [next(i for i, first in enumerate(members) if first.cls is m.cls) for m in members]
         self._beside = any(self._kernels) and any(m.terms.load_wait for m in members)
 
+    def _moving_cycles(self, m: Member, computes: bool) -> float:
+        """Cycles in which a collective's blocks move its data beside compute, in turns where they hold few SMs."""
+        if not (m.cls.collective and computes and m.hold):
+            return 0.0
+        return m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(self._gpu.sms)) / m.hold
+
+    def at_end(self, clock_hz: float) -> GpuState:
+        """As :meth:`at`, remembered at both ends of the clock range, for which every power limit asks."""
+        gpu = self._gpu
+        if gpu.min_clock_hz < clock_hz < gpu.max_clock_hz:
+            return self.at(clock_hz)
+        state = self._ends.get(clock_hz)
+        if state is None:
+            state = self._ends[clock_hz] = self.at(clock_hz)
+        return state
+
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""
-        gpu, members = self._gpu, self._members
+        gpu = self._gpu
         pace: list[float] = []  # completions a picosecond
         busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
-        for member, moving in zip(members, self._moving):  # noqa: B905 - as many; the keyword costs time here
-            if member.waiting:
+        for waiting, seconds, gap_s, moving in self._works:
+            if waiting:
                 pace.append(0.0)
                 busy_share.append(0.0)
                 continue
-            work_s, gap_s = member.pace.seconds(clock_hz), member.cls.gap_s
+            work_s = seconds(clock_hz)
             lasts_s = work_s + gap_s
             busy_share.append(work_s / lasts_s)
             if moving and (moving_s := moving / clock_hz) > work_s:
@@ -163,9 +179,9 @@ class RunningSet:
             pace.append(1.0 / lasts_s / PS_PER_S)
         if self._beside:
             self._wait(pace, clock_hz)
-        hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
-        link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
-        if len(members) > 1 or self._caps:
+        hbm = [size * rate * PS_PER_S for size, rate in zip(self._hbm_bytes, pace)]  # noqa: B905 - as many; faster
+        link = [size * rate * PS_PER_S for size, rate in zip(self._link_bytes, pace)]  # noqa: B905 - as above
+        if len(pace) > 1 or self._caps:
             for i, slow in enumerate(self._slowed(pace, hbm, link)):
                 if slow < 1.0:
                     pace[i] *= slow
@@ -176,32 +192,25 @@ class RunningSet:
             known = self._curves[clock_hz] = gpu.idle_w(clock_hz), gpu.voltage_scale(clock_hz)
         (idle_w, own_voltage), own_fraction = known, clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
-        for member, factor, share, rate, busy in zip(members, self._factors, self._shares, pace, busy_share):  # noqa: B905
-            if member.waiting:
-                dynamic_w = member.terms.waiting_power_w
+        for (waiting, terms, sms, factor, share), rate, busy in zip(self._draws, pace, busy_share):  # noqa: B905 - as above
+            if waiting:
+                dynamic_w = terms.waiting_power_w
             else:
                 voltage, fraction = own_voltage, own_fraction
-                if (top_hz := member.terms.top_clock_hz) < clock_hz:
+                if (top_hz := terms.top_clock_hz) < clock_hz:
                     voltage, fraction = gpu.voltage_scale(top_hz), top_hz / gpu.reference_clock_hz
                 dynamic_w = dynamic_power_w(
-                    member.terms,
-                    sms=member.sms * busy,
+                    terms,
+                    sms=sms * busy,
                     gpu_sms=gpu.sms,
                     progress_per_s=rate * PS_PER_S,
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
             powers.append(dynamic_w * factor + idle_w * share)
-        return GpuState(
-            index=-1,
-            clock_hz=clock_hz,
-            power_w=math.fsum(powers) if members else idle_w,
-            kernel_power_w=tuple(powers),
-            rates=tuple(pace),
-            sms_busy=self._sms_busy,
-            hbm_bytes_per_s=math.fsum(hbm),
-            link_bytes_per_s=math.fsum(link),
-        )
+        power_w = math.fsum(powers) if powers else idle_w
+        busy_sms, hbm_bytes_per_s, link_bytes_per_s = self._sms_busy, math.fsum(hbm), math.fsum(link)
+        return GpuState(-1, clock_hz, power_w, tuple(powers), tuple(pace), busy_sms, hbm_bytes_per_s, link_bytes_per_s)
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:
         """Lower the rates of compute-bound kernels whose loads queue in the memory behind the others'."""
