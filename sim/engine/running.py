@@ -127,29 +127,31 @@ class RunningSet:
         self._ends: dict[float, GpuState] = {}
         if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
-        computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
-        self._few = [m.cls.collective for m in members]
         held = math.fsum([m.hold for m in members])
         self._sms_busy = min(held, float(gpu.sms))
-        # The rest as the loops over the clock read it.
-        self._works = [(m.waiting, m.pace.seconds, m.cls.gap_s, self._moving_cycles(m, computes)) for m in members]
+        self._few = [m.cls.collective for m in members]
+        kinds = [id(m.cls) for m in members]  # parts of one kernel have its class
+        self._kernels = [kinds.index(kind) for kind in kinds]
+        # Where loads queue behind those of other kernels: whether those of each are ahead of another's.
+        late = [kernel for kernel, m in zip(self._kernels, members, strict=True) if m.terms.load_wait]
+        beside = late and any(self._kernels)
+        self._ahead = [any(other != kernel for other in late) for kernel in self._kernels] if beside else []
+        computes = any(m.cls.terms.cycles_per_block and not m.cls.collective for m in members)
+        # What the loops of a clock read of each member.
+        self._works, self._draws, self._weights = [], [], []
+        for m, fill in zip(members, fills, strict=True):
+            terms, hold = m.terms, m.hold
+            # Cycles in which a collective's blocks move its data beside compute, in turns where they hold few SMs.
+            moving = 0.0
+            if computes and hold and m.cls.collective:
+                moving = terms.moving_cycles * terms.beside_slowdown * wanted_sms(terms, float(gpu.sms)) / hold
+            self._works.append((m.waiting, m.pace.seconds, m.cls.gap_s, moving))
+            share = hold / held if held else 1.0 / len(members)  # of idle power
+            self._draws.append((m.waiting, terms, m.sms, fill * gpu.chip_power_factor, share))
+            self._weights.append(max(hold, 1e-9) * m.cls.terms.hbm_weight_per_sm)
         self._hbm_bytes = [m.terms.hbm_bytes for m in members]
         self._link_bytes = [m.terms.link_bytes for m in members]
-        self._draws = [
-            (m.waiting, m.terms, m.sms, fill * gpu.chip_power_factor, m.hold / held if held else 1.0 / len(members))
-            for m, fill in zip(members, fills, strict=True)
-        ]
-        self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
-        # Parts of one kernel have its class.
-        self._kernels = [next(i for i, first in enumerate(members) if first.cls is m.cls) for m in members]
-        self._beside = any(self._kernels) and any(m.terms.load_wait for m in members)
-
-    def _moving_cycles(self, m: Member, computes: bool) -> float:
-        """Cycles in which a collective's blocks move its data beside compute, in turns where they hold few SMs."""
-        if not (m.cls.collective and computes and m.hold):
-            return 0.0
-        return m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(self._gpu.sms)) / m.hold
 
     def at_end(self, clock_hz: float) -> GpuState:
         """As :meth:`at`, remembered at both ends of the clock range, for which every power limit asks."""
@@ -177,7 +179,7 @@ class RunningSet:
             if moving and (moving_s := moving / clock_hz) > work_s:
                 lasts_s = moving_s + gap_s
             pace.append(1.0 / lasts_s / PS_PER_S)
-        if self._beside:
+        if self._ahead:
             self._wait(pace, clock_hz)
         hbm = [size * rate * PS_PER_S for size, rate in zip(self._hbm_bytes, pace)]  # noqa: B905 - as many; faster
         link = [size * rate * PS_PER_S for size, rate in zip(self._link_bytes, pace)]  # noqa: B905 - as above
@@ -217,8 +219,8 @@ class RunningSet:
         # The way through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
         scale = clock_hz / self._gpu.reference_clock_hz
         loads = []
-        for m, rate in zip(self._members, pace):  # noqa: B905 - as many; the keyword costs time here
-            flow = m.terms.hbm_bytes * rate * PS_PER_S
+        for m, rate, ahead in zip(self._members, pace, self._ahead):  # noqa: B905 - as many; the keyword costs time here
+            flow = m.terms.hbm_bytes * rate * PS_PER_S if ahead else 0.0
             if flow and not m.cls.collective:
                 flow = unlimited(flow, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S, m.hold)
             loads.append(scale * flow)
@@ -238,10 +240,10 @@ class RunningSet:
             asked = [min(want, own * back) for want, own, back in zip(asked, hbm, kept, strict=True)]
             wanted = [want * back for want, back in zip(link, kept, strict=True)]
         granted, link_granted = rules.hbm.divide(asked, weights), rules.link.divide(wanted, weights)
-        shares = [
-            min(got / own if own else 1.0, link_got / link_own if link_own else 1.0)
-            for got, own, link_got, link_own in zip(granted, hbm, link_granted, link)  # noqa: B905 - as above
-        ]
+        shares = []
+        for got, own, link_got, link_own in zip(granted, hbm, link_granted, link):  # noqa: B905 - as above
+            share, link_share = got / own if own else 1.0, link_got / link_own if link_own else 1.0
+            shares.append(share if share < link_share else link_share)
         return shares if kept is None else [min(back, share) for back, share in zip(kept, shares, strict=True)]
 
 

@@ -42,12 +42,12 @@ class HbmShares:
         """What each asks for once few blocks have queued behind the others."""
         found = list(demands)
         if True in few and len(found) > 1:
-            capacity, weights = self.bytes_per_s * self.mixed_share, list(weights)
+            capacity = self.bytes_per_s * self.mixed_share
             for i, one in enumerate(few):
-                if one and demands[i] > 0.0:
-                    others, other_weights = list(demands), weights.copy()
+                if one and (demand := demands[i]) > 0.0:
+                    others, other_weights = list(demands), list(weights)
                     del others[i], other_weights[i]
-                    found[i] = share_behind_others(demands[i], weights[i], others, other_weights, capacity)
+                    found[i] = share_behind_others(demand, weights[i], others, other_weights, capacity)
         return found
 
     def waits(self, loads: Sequence[float], kernels: Sequence[int]) -> list[float]:
