@@ -69,6 +69,7 @@ class Core:
         )  # fmt: skip
         self._note_step = spans.step_gpu.append, spans.step_time_ps.append, spans.step_state.append
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
+        self._lone = self.gpus[0] if len(self.gpus) == 1 and self.between is None else None
         for gpu in self.gpus:
             gpu.begin = self.begin
             memory, port = gpu.hbm.put_queue, gpu.port.put_queue
@@ -142,8 +143,42 @@ class Core:
                     if flow.due_ps == now_ps:
                         flow.due_ps = -1
                         ended.append(flow)
-        if ended:
-            self._complete(ended, now_ps)
+        if not ended:
+            return
+        note_op, note_start, note_end, note_energy = self._note
+        finished, dirty, gap_ps = self._finished, self.dirty, self._gap_ps
+        self.inflight -= len(ended)
+        for flow in ended:
+            if flow.collective >= 0:
+                del self._flows[flow.collective]
+                if self.between is not None:
+                    self.between.leave(flow)
+            for entry in flow.entries:
+                gpu = entry.gpu
+                if gpu.integrated_ps != now_ps:
+                    self._integrate(gpu, now_ps)
+                gpu.running.remove(entry)
+                for queue in entry.crossed:
+                    queue.remove(entry)
+                Return(entry.resource, entry)
+                dirty.add(gpu.index)
+                split = entry.split
+                if split is not None:
+                    last = split.ended(entry)
+                    split.energy_j += entry.energy_j
+                    split.start_ps = entry.start_ps if split.start_ps < 0 else min(split.start_ps, entry.start_ps)
+                    if not last:
+                        continue
+                    entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
+                start_ps = entry.start_ps + gap_ps[entry.class_id]
+                op = entry.op
+                note_op(op)
+                note_start(start_ps if start_ps < now_ps else now_ps)
+                note_end(now_ps)
+                note_energy(entry.energy_j)
+                self.left -= 1
+                finished(op)
+            flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
     def touch(self, gpu_index: int) -> None:
         """Something changed on a GPU: update at the end of this instant."""
@@ -157,13 +192,19 @@ class Core:
                 raise LivelockError(f"time stands still at {now_ps} ps after {self._updates} updates")
         else:
             self._updated_ps, self._updates = now_ps, 0
-        dirty = self.dirty
-        if self.between is not None:
-            dirty.update(self.between.tied())
-        group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
-        dirty.clear()
-        self._solve(group, now_ps)
-        for pool in self._pools if group is self._everyone else [p for i in group for p in self.gpus[i].pools]:
+        dirty, pools = self.dirty, self._pools
+        if self._lone is not None:
+            dirty.clear()
+            self._go_on(self._lone, self._state_of(self._lone, now_ps), None, now_ps)
+        else:
+            if self.between is not None:
+                dirty.update(self.between.tied())
+            group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
+            dirty.clear()
+            self._solve(group, now_ps)
+            if group is not self._everyone:
+                pools = [pool for index in group for pool in self.gpus[index].pools]
+        for pool in pools:
             if pool.put_queue:
                 pool.arm_tails(now_ps)
         if not self.inflight and not self.scheduled and self.left:
@@ -187,10 +228,6 @@ class Core:
 
     def _solve(self, group: list[int], now_ps: int) -> None:
         gpus, between = self.gpus, self.between
-        if between is None and len(group) == 1:
-            gpu = gpus[group[0]]
-            self._go_on(gpu, self._state_of(gpu, now_ps), {}, now_ps)
-            return
         solved = [(gpus[index], self._state_of(gpus[index], now_ps)) for index in group]
         if between is not None and between.meets:
             met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
@@ -217,7 +254,7 @@ class Core:
             key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
         return gpu.known.get(key) or gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
 
-    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float], now_ps: int) -> None:
+    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float] | None, now_ps: int) -> None:
         """Set the rates of what runs on a GPU from now on, and have the first of it end in time."""
         if gpu.state is not state:
             gpu.state = state
@@ -268,42 +305,6 @@ class Core:
                 entry.energy_j += power_w * seconds
             if not running:
                 self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
-
-    def _complete(self, flows: list[Flow], now_ps: int) -> None:
-        note_op, note_start, note_end, note_energy = self._note
-        finished, dirty, gap_ps = self._finished, self.dirty, self._gap_ps
-        self.inflight -= len(flows)
-        for flow in flows:
-            if flow.collective >= 0:
-                del self._flows[flow.collective]
-                if self.between is not None:
-                    self.between.leave(flow)
-            for entry in flow.entries:
-                gpu = entry.gpu
-                if gpu.integrated_ps != now_ps:
-                    self._integrate(gpu, now_ps)
-                gpu.running.remove(entry)
-                for queue in entry.crossed:
-                    queue.remove(entry)
-                Return(entry.resource, entry)
-                dirty.add(gpu.index)
-                split = entry.split
-                if split is not None:
-                    last = split.ended(entry)
-                    split.energy_j += entry.energy_j
-                    split.start_ps = entry.start_ps if split.start_ps < 0 else min(split.start_ps, entry.start_ps)
-                    if not last:
-                        continue
-                    entry.energy_j, entry.start_ps = split.energy_j, split.start_ps
-                start_ps = entry.start_ps + gap_ps[entry.class_id]
-                op = entry.op
-                note_op(op)
-                note_start(start_ps if start_ps < now_ps else now_ps)
-                note_end(now_ps)
-                note_energy(entry.energy_j)
-                self.left -= 1
-                finished(op)
-            flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
