@@ -89,7 +89,10 @@ class GpuState:
     link_bytes_per_s: float
 
     def numbered(self, index: int) -> GpuState:
-        """The same state as number ``index`` of a run."""
+        """The same state as number ``index`` of a run: itself, where it has no number yet."""
+        if self.index < 0:
+            self.index = index
+            return self
         return GpuState(
             index, self.clock_hz, self.power_w, self.kernel_power_w, self.rates, self.sms_busy, self.hbm_bytes_per_s,
             self.link_bytes_per_s,
@@ -230,8 +233,8 @@ class RunningSet:
                 computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
                 pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)
 
-    def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
-        """How much of its own pace each kernel keeps beside the others."""
+    def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> Sequence[float]:
+        """How much of its own pace each kernel keeps beside the others (none: all keep theirs)."""
         rules, weights = self._rules, self._weights
         asked = rules.hbm.asked(hbm, weights, self._few)
         wanted, kept = link, None
@@ -240,6 +243,8 @@ class RunningSet:
             asked = [min(want, own * back) for want, own, back in zip(asked, hbm, kept, strict=True)]
             wanted = [want * back for want, back in zip(link, kept, strict=True)]
         granted, link_granted = rules.hbm.divide(asked, weights), rules.link.divide(wanted, weights)
+        if granted is hbm and link_granted is link:
+            return ()  # nobody gets less than it asks for
         shares = []
         for got, own, link_got, link_own in zip(granted, hbm, link_granted, link):  # noqa: B905 - as above
             share, link_share = got / own if own else 1.0, link_got / link_own if link_own else 1.0
