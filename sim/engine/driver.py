@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -13,31 +13,15 @@ from inputs.collector import collector_paused
 from sim.engine.between import Between, ports_of
 from sim.engine.core import Core
 from sim.engine.record import Recorder
-from sim.engine.resources.arbitration import GOVERNOR, UPDATE, Moment, Rounds
+from sim.engine.resources.arbitration import GOVERNOR, Moment, Rounds
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.network import Network
 from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
-from sim.engine.state import Flow
+from sim.engine.state import Gpu
 from sim.engine.time import WholeTime
-
-
-class Due(Moment):
-    """The scheduled end of some flows; one that was rescheduled stays in SimPy's queue and is ignored later."""
-
-    def __init__(self, env: WholeTime, flows: list[Flow], delay: int, callback: Callable[[Any], None]) -> None:
-        self.flows = flows
-        super().__init__(env, [callback], NORMAL, delay)
-
-
-class Lead(Moment):
-    """A delay before kernels request SMs, shared by the kernels that request them at the same time."""
-
-    def __init__(self, env: WholeTime, delay: int, callback: Callable[[Any], None]) -> None:
-        self.ops: list[int] = []
-        super().__init__(env, [callback], NORMAL, delay)
 
 
 class Tick(Moment):
@@ -63,7 +47,7 @@ class Engine:
     def __init__(self, core: Core, governor: Governor | None = None) -> None:
         self.core = core
         self.env = WholeTime()
-        self.rounds = Rounds(self.env)
+        self.rounds = Rounds(self.env, driven=True)
         for place, gpu in enumerate(core.gpus):
             sizes = core.graph.partition_sms or (gpu.sms,)
             gpu.pools = [SmPool(self.env, sms, self.rounds, place) for sms in sizes]
@@ -79,9 +63,9 @@ class Engine:
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # next of their streams, with predecessors that still run
-        self._leads: dict[int, Lead] = {}
+        self._leads: dict[int, list[int]] = {}  # kernels that request their resource at the same time later
+        self._dues: dict[int, list[Gpu]] = {}  # GPUs on which a kernel is the first to end, by its time
         self._governor = governor
-        self._update_pending = False
         self._last_ps = 0
 
     @property
@@ -102,7 +86,7 @@ class Engine:
         if self._governor is not None:
             env.process(self._governor.process(self))
         with collector_paused():  # nothing the loop makes is cyclic; collecting would cost 7 %
-            if not env.run_out(core):
+            if not env.run_out(core, self._close):
                 core.update(self._last_ps)  # raises the deadlock error
         records = core.finish(self._last_ps)
         records.events = next(env._eid)
@@ -152,17 +136,33 @@ class Engine:
         """Let a kernel request its resource ``lead_ps`` from now."""
         env = self.env
         due_ps = env._now + lead_ps
-        lead = self._leads.get(due_ps)
-        if lead is None:
-            lead = self._leads[due_ps] = Lead(env, lead_ps, self._on_lead)
-        lead.ops.append(op)
+        if due_ps in self._leads:
+            self._leads[due_ps].append(op)
+        else:
+            self._leads[due_ps] = [op]
+            Moment(env, [self._on_lead], NORMAL, lead_ps)
         self.core.scheduled += 1
+
+    def _close(self) -> None:
+        """At the end of an instant: arbitration, whose grants are events again, then the update of rates and power."""
+        env, rounds = self.env, self.rounds
+        while rounds.asked:
+            rounds.hold()
+            if env._queue and env._queue[0][0] == env._now:
+                return
+        if self.core.dirty:
+            self.core.update(env._now)
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
-    def arm(self, flows: list[Flow], due_ps: int) -> None:
-        """Have ``core.due(flows)`` called at ``due_ps``."""
-        Due(self.env, flows, due_ps - self.env._now, self._on_due)
+    def arm(self, gpu: Gpu, due_ps: int) -> None:
+        """Have ``core.due`` called with the GPU, and with others of the same time, at ``due_ps``."""
+        if due_ps in self._dues:
+            self._dues[due_ps].append(gpu)
+        else:
+            self._dues[due_ps] = [gpu]
+            env = self.env
+            Moment(env, [self._on_due], NORMAL, due_ps - env._now)
 
     def finished(self, op: int) -> None:
         """Release the stream of ``op`` and the kernels that depend on it."""
@@ -177,22 +177,12 @@ class Engine:
                     ready.remove(successor)
                     self._turn(successor)
 
-    def request_update(self) -> None:
-        """Update once, after everything else of this instant."""
-        if not self._update_pending:
-            self._update_pending = True
-            Moment(self.env, [self._on_update], UPDATE)
+    def _on_due(self, _: Event) -> None:
+        now_ps = self.env._now
+        self.core.due(self._dues.pop(now_ps), now_ps)
 
-    def _on_due(self, event: Due) -> None:
-        self.core.due(event.flows, self.env._now)
-
-    def _on_lead(self, event: Lead) -> None:
+    def _on_lead(self, _: Event) -> None:
         core, now_ps = self.core, self.env._now
-        del self._leads[now_ps]
-        for op in event.ops:
+        for op in self._leads.pop(now_ps):
             core.scheduled -= 1
             core.submit(op, now_ps)
-
-    def _on_update(self, _: Event) -> None:
-        self._update_pending = False
-        self.core.update(self.env._now)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from simpy.events import NORMAL, PENDING
 
-from sim.engine.fluid import FluidModel
+from sim.engine.fluid import FluidModel, Running
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.copy_engine import CopyEngine
 from sim.engine.resources.grid import Grid
@@ -25,14 +25,11 @@ Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 class Driver(Protocol):
     """The interface of the driver that schedules events for the core."""
 
-    def arm(self, flows: list[Flow], due_ps: int) -> None:
-        """Call ``core.due(flows, now)`` at ``due_ps``; earlier schedules of these flows are dropped."""
+    def arm(self, gpu: Gpu, due_ps: int) -> None:
+        """Call ``core.due`` with this GPU at ``due_ps``."""
 
     def finished(self, op: int) -> None:
         """The kernel has ended: release its stream and its successors."""
-
-    def request_update(self) -> None:
-        """Call ``core.update(now)`` at the end of this instant."""
 
 
 class Flow:
@@ -116,10 +113,13 @@ class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
-        "begin", "clock_cap_hz", "copy_engine", "crossed", "energy_j", "hbm", "index", "integrated_ps", "limit_w",
-        "model", "pools", "port", "running", "sms", "state",
+        "begin", "clock_cap_hz", "copy_engine", "crossed", "due_ps", "energy_j", "hbm", "index", "integrated_ps",
+        "known", "limit_w", "model", "pools", "port", "running", "sms", "state",
     )  # fmt: skip
     pools: list[SmPool]  # one a partition
+    limit_w: float
+    clock_cap_hz: float
+    known: dict[Running, GpuState]  # states solved under these
     begin: Callable[[Any], None]  # what a granted request does
     crossed: tuple[Queues, ...]  # of kernels that move no bytes, through memory, through the port, through both
     copy_engine: CopyEngine
@@ -130,8 +130,14 @@ class Gpu:
         self.index = index
         self.model = model
         self.sms = sms
-        self.limit_w, self.clock_cap_hz = bounds(target, model.gpu.max_clock_hz)
         self.running: list[Entry] = []
         self.state: GpuState | None = None
+        self.due_ps = 0  # the first end of what runs, for which an event is scheduled (0: none)
         self.integrated_ps = 0
         self.energy_j = 0.0
+        self.aim(*bounds(target, model.gpu.max_clock_hz))
+
+    def aim(self, limit_w: float, clock_cap_hz: float) -> None:
+        """Run below a power limit (W) and a clock (Hz) from now on."""
+        self.limit_w, self.clock_cap_hz = limit_w, clock_cap_hz
+        self.known = self.model.solved(limit_w, clock_cap_hz)

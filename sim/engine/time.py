@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop
 from itertools import count
 from typing import Protocol
@@ -37,16 +38,20 @@ class WholeTime(Environment):
         """The present time."""
         return self._now
 
-    def run_out(self, work: Unfinished) -> bool:
+    def run_out(self, work: Unfinished, close: Callable[[], None]) -> bool:
         """Process events until nothing is left of ``work``; False where events run out before.
 
-        SimPy's ``step`` in a loop, without a call an event.
+        SimPy's ``step`` in a loop, without a call an event. ``close`` is called whenever all events of an instant are
+        processed; it may schedule further ones.
         """
-        queue = self._queue
+        queue, now = self._queue, self._now
         while work.left:
-            if not queue:
-                return False
-            self._now, _, _, event = heappop(queue)  # type: ignore[assignment]  # whole units
+            if not queue or queue[0][0] != now:
+                close()
+                if not queue:
+                    return False
+            now, _, _, event = heappop(queue)  # type: ignore[assignment]  # whole units
+            self._now = now
             callbacks = event.callbacks
             event.callbacks = None  # type: ignore[assignment]  # what SimPy sets once an event is processed
             for callback in callbacks:

@@ -3,8 +3,9 @@
 SimPy calls a resource's ``_do_put`` as soon as a request is made: the first of several simultaneous requests would win
 because its process was created first. A resource here answers SimPy's call (``_trigger_put``) by asking for
 an arbitration: one event at the present instant with a lower priority (:data:`ARBITRATE`) than requests, releases and
-governors have. When it is processed, SimPy's own loop offers every waiting request to ``_do_put``, in the order of the
-queue. Releases (``_do_get``) are applied at once: their order has no effect.
+governors have, or, where a driver's loop holds the :class:`Rounds`, a call once no such event of the instant is left.
+Then SimPy's own loop offers every waiting request to ``_do_put``, in the order of the queue. Releases (``_do_get``) are
+applied at once: their order has no effect.
 
 Releases, and transfers that end while no process waits for them, are not scheduled as events; a process that yields
 one continues at once, as with any event that SimPy has processed.
@@ -23,8 +24,8 @@ from simpy.events import NORMAL, Event, EventPriority
 from simpy.resources.base import BaseResource, Get, Put
 
 # SimPy orders events of one instant by priority: completions, requests and releases at NORMAL, then governors, then
-# arbitration (whose grants are NORMAL again), then the update of rates and power.
-GOVERNOR, ARBITRATE, UPDATE = (EventPriority(NORMAL + step) for step in (1, 2, 3))
+# arbitration (whose grants are NORMAL again).
+GOVERNOR, ARBITRATE = EventPriority(NORMAL + 1), EventPriority(NORMAL + 2)
 
 
 def prepare(resource: BaseResource[Any, Any], env: Environment, capacity: float) -> None:
@@ -82,23 +83,28 @@ def fire(event: Event) -> None:
 
 
 class Rounds:
-    """The arbitrations of an environment: one event an instant for all resources that share it."""
+    """The arbitrations of an environment: one an instant for all resources that share it.
 
-    def __init__(self, env: Environment) -> None:
+    Each is an event, unless the loop of a driver holds them: ``driven``.
+    """
+
+    def __init__(self, env: Environment, *, driven: bool = False) -> None:
         self.env = env
-        self._asked: list[Arbitrated] = []
+        self.driven = driven
+        self.asked: list[Arbitrated] = []  # resources with something to decide at the end of this instant
         self.tails: dict[int | float, Moment] = {}  # starts of last rounds of tiles, of all pools
 
     def ask(self, resource: Arbitrated) -> None:
-        """Schedule one call of ``resource.arbitrate()`` at the end of this instant."""
+        """Have ``resource.arbitrate()`` called once at the end of this instant."""
         if not resource.asked:
             resource.asked = True
-            self._asked.append(resource)
-            if len(self._asked) == 1:
-                Moment(self.env, [self._arbitrate], ARBITRATE)
+            self.asked.append(resource)
+            if not self.driven and len(self.asked) == 1:
+                Moment(self.env, [self.hold], ARBITRATE)
 
-    def _arbitrate(self, _: Event) -> None:
-        asked, self._asked = self._asked, []
+    def hold(self, _: Event | None = None) -> None:
+        """Let the resources decide."""
+        asked, self.asked = self.asked, []
         if len(asked) > 1:
             asked.sort(key=_by_place)
         for resource in asked:
