@@ -102,6 +102,17 @@ class FluidModel:
             self.states.append(state)
         return state
 
+    def keep(self, running: Running, limit_w: float, clock_cap_hz: float, state: GpuState) -> None:
+        """Remember a state that has been worked out elsewhere (:mod:`sim.shortcuts.retiming.sets`)."""
+        number = self._numbers.get(running)
+        if number is None:
+            number = self._numbers[running] = self._number(running)
+        self._known[number, limit_w, clock_cap_hz, None] = state
+
+    def running_set(self, running: Running) -> RunningSet:
+        """What of ``running`` no clock changes."""
+        return self._set_of(running, None)
+
     def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""
         known, number = self._known, self._numbers.get(running)

@@ -108,6 +108,18 @@ class Member:
     pace: Pace
 
 
+class SetFacts(NamedTuple):
+    """What of a running set no clock changes, in the order of its members; see :class:`RunningSet`."""
+
+    members: Sequence[Member]
+    shares: Sequence[float]  # of idle power
+    moving: Sequence[float]  # cycles in which a collective's blocks move its data beside compute
+    weights: Sequence[float]  # in the memory
+    few: Sequence[bool]  # of few blocks
+    kernels: Sequence[int]  # the first member of the same kernel
+    beside: bool  # loads queue behind those of another kernel
+
+
 class RunningSet:
     """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps).
 
@@ -144,6 +156,13 @@ class RunningSet:
         # Parts of one kernel have its class.
         self._kernels = [next(i for i, first in enumerate(members) if first.cls is m.cls) for m in members]
         self._beside = any(self._kernels) and any(m.terms.load_wait for m in members)
+
+    @property
+    def facts(self) -> SetFacts:
+        """What no clock changes, for those who work out many clocks at once."""
+        return SetFacts(
+            self._members, self._shares, self._moving, self._weights, self._few, self._kernels, self._beside
+        )
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""
