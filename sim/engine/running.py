@@ -118,6 +118,7 @@ class SetFacts(NamedTuple):
     few: Sequence[bool]  # of few blocks
     kernels: Sequence[int]  # the first member of the same kernel
     beside: bool  # loads queue behind those of another kernel
+    sms_busy: float
 
 
 class RunningSet:
@@ -161,8 +162,9 @@ class RunningSet:
     def facts(self) -> SetFacts:
         """What no clock changes, for those who work out many clocks at once."""
         return SetFacts(
-            self._members, self._shares, self._moving, self._weights, self._few, self._kernels, self._beside
-        )
+            self._members, self._shares, self._moving, self._weights, self._few, self._kernels, self._beside,
+            self._sms_busy,
+        )  # fmt: skip
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""

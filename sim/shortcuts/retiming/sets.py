@@ -20,7 +20,7 @@ from sim.engine.fluid import FluidModel, Running
 from sim.engine.resources.bandwidth import share
 from sim.engine.resources.hbm import HbmShares, shares_behind_others
 from sim.engine.resources.link_port import LinkShares
-from sim.engine.running import PS_PER_S, GpuModel, GpuState, Member, SetFacts
+from sim.engine.running import PS_PER_S, GpuState, Member, SetFacts
 from sim.shortcuts.clocks import ClockCurves
 
 Floats = NDArray[np.float64]
@@ -133,35 +133,40 @@ class SetsAtClocks:
             idle_w=curves.idle_w,
         )
 
-    def state(self, number: int, states: SetStates, column: int, fills: Sequence[float]) -> GpuState:
-        """One set at one clock, whatever its power, its kernels' rounds filled by ``fills``."""
-        facts, idle_w = self.facts[number], states.idle_w.item(column)
+    def column(self, states: SetStates, column: int) -> StatesAt:
+        """The states at one of the clocks."""
+        return StatesAt(self, states, column)
+
+
+class StatesAt:
+    """States of sets at one clock, as the engine's solver has them."""
+
+    def __init__(self, sets: SetsAtClocks, states: SetStates, column: int) -> None:
+        self._facts, self._first, self._gpu = sets.facts, sets.first.tolist(), sets.gpu
+        self._clock_hz, self._idle_w = states.clock_hz.item(column), states.idle_w.item(column)
+        self._rate, self._dynamic_w = states.rate[:, column].tolist(), states.dynamic_w[:, column].tolist()
+        self._hbm, self._link = states.hbm_bytes_per_s[:, column].tolist(), states.link_bytes_per_s[:, column].tolist()
+
+    def state(self, number: int, fills: Sequence[float]) -> GpuState:
+        """One set, whatever its power, its kernels' rounds filled by ``fills``."""
+        facts, gpu, idle_w = self._facts[number], self._gpu, self._idle_w
         assert facts is not None
-        rows = slice(int(self.first[number]), int(self.first[number + 1]))
-        powers = kernel_powers_w(self.gpu, facts, states.dynamic_w[rows, column].tolist(), fills, idle_w)
+        low, high = self._first[number], self._first[number + 1]
+        factor = gpu.chip_power_factor
+        powers = [
+            own * (fill * factor) + idle_w * part
+            for own, fill, part in zip(self._dynamic_w[low:high], fills, facts.shares, strict=True)
+        ]
         return GpuState(
             index=-1,
-            clock_hz=states.clock_hz.item(column),
+            clock_hz=self._clock_hz,
             power_w=math.fsum(powers),
-            kernel_power_w=powers,
-            rates=tuple(states.rate[rows, column].tolist()),
-            sms_busy=min(math.fsum([m.hold for m in facts.members]), float(self.gpu.sms)),
-            hbm_bytes_per_s=math.fsum(states.hbm_bytes_per_s[rows, column].tolist()),
-            link_bytes_per_s=math.fsum(states.link_bytes_per_s[rows, column].tolist()),
+            kernel_power_w=tuple(powers),
+            rates=tuple(self._rate[low:high]),
+            sms_busy=facts.sms_busy,
+            hbm_bytes_per_s=math.fsum(self._hbm[low:high]),
+            link_bytes_per_s=math.fsum(self._link[low:high]),
         )
-
-
-def kernel_powers_w(
-    gpu: GpuModel, facts: SetFacts, dynamic_w: Sequence[float], fills: Sequence[float], idle_w: float
-) -> tuple[float, ...]:
-    """Watts of each kernel of a set: its own, by the fill of its rounds, and its share of idle power."""
-    factor = gpu.chip_power_factor
-    return tuple(
-        [
-            own * (fill * factor) + idle_w * part
-            for own, fill, part in zip(dynamic_w, fills, facts.shares, strict=True)
-        ]
-    )
 
 
 class _Paces:

@@ -8,16 +8,18 @@ the same blocks: then the engine's run at that clock has these times, to the pic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.fluid import FluidModel, Running
-from sim.engine.resources.tiles import WHOLE, Dealing, Part, begin_late, deal
+from sim.engine.fluid import Running
+from sim.engine.resources.tiles import begin_late
 from sim.engine.running import GpuState
 from sim.shortcuts.clocks import ClockCurves
+from sim.shortcuts.retiming.dealing import WHOLE, Tiles, deal_at
 from sim.shortcuts.retiming.order import Deal, Instant, Order
 from sim.shortcuts.retiming.sets import SetsAtClocks, SetStates
 
@@ -42,96 +44,127 @@ class Walked:
     energy_j: Floats
     held: Flags
     exact: Flags
-    times_ps: Floats  # instant by clock
     solved: Solved
+    fills: Floats  # of dealt tiles, entry by entry and instant by instant
 
     def seed(self, column: int) -> None:
         """Have the engine's solver know the states at a clock."""
-        self.solved.seed(column)
-
-
-@dataclass(slots=True)
-class Solved:
-    """States of an order's sets at some clocks under a fast limit."""
-
-    order: Order
-    sets: SetsAtClocks
-    curves: ClockCurves
-    states: SetStates
-    limit_w: float
-    power_w: list[Floats] = field(default_factory=list)  # of each set, all rounds evenly filled
-    rates: list[list[Floats]] = field(default_factory=list)  # of each set's members
-    throttled: dict[Running, GpuState] = field(default_factory=dict)
-    filled: list[tuple[int, list[Floats], Flags]] = field(default_factory=list)  # set, fills, below the limit
-
-    def __post_init__(self) -> None:
-        states, sets = self.states, self.sets
-        chip = sets.gpu.chip_power_factor
-        rows = states.dynamic_w * chip + states.idle_w * sets.share
-        first = sets.first.tolist()
-        for number, running in enumerate(self.order.sets):
-            low, high = first[number], first[number + 1]
-            rates = list(states.rate[low:high])
-            power_w = rows[low] if high == low + 1 else rows[low:high].sum(axis=0) if high > low else states.idle_w
-            over = power_w > self.limit_w
-            if running and over.any():
-                even = tuple([(*one[:3], 1.0) for one in running])
-                state = self.throttle(even)
-                rates = [np.where(over, own, rate) for own, rate in zip(state.rates, rates, strict=True)]
-                power_w = np.where(over, state.power_w, power_w)
-            self.power_w.append(power_w)
-            self.rates.append(rates)
-
-    def throttle(self, running: Running) -> GpuState:
-        """The state at the fast limit, which is that of any higher clock."""
-        found = self.throttled.get(running)
-        if found is None:
-            model = self.order.model
-            found = self.throttled[running] = model.solve(running, self.limit_w, model.gpu.max_clock_hz)
-        return found
-
-    def fill(self, instant: Instant, fills: list[Floats], exact: Flags) -> tuple[list[Floats], Floats]:
-        """Rates and power of a set with dealt tiles; ``exact`` falls where its clock depends on how they were dealt."""
-        number, states, sets = instant.number, self.states, self.sets
-        low = int(sets.first[number])
-        chip = sets.gpu.chip_power_factor
-        power_w = states.idle_w.copy()
-        for slot, each in enumerate(fills):
-            power_w += states.dynamic_w[low + slot] * (each * chip)
-        over = power_w > self.limit_w
-        rates = list(states.rate[low : low + len(fills)])
-        if over.any():
-            assert instant.fills is not None
-            running = self.order.sets[number]
-            state = self.throttle(
-                tuple([(*one[:3], own) for one, own in zip(running, instant.fills, strict=True)])
-            )
-            rates = [np.where(over, own, rate) for own, rate in zip(state.rates, rates, strict=True)]
-            power_w = np.where(over, state.power_w, power_w)
-            for own, each in zip(instant.fills, fills, strict=True):
-                exact &= ~over | (each == own)
-        self.filled.append((number, fills, ~over))
-        return rates, power_w
-
-    def seed(self, column: int) -> None:
-        """Have the engine's solver know the states at one of the clocks."""
-        model, limit_w, clock_hz = self.order.model, self.limit_w, self.states.clock_hz.item(column)
-        for number, running in enumerate(self.order.sets):
+        solved, record = self.solved, self.solved.record
+        states, sets, order = solved.states, record.sets, record.order
+        model, limit_w, clock_hz = order.model, solved.limit_w, states.clock_hz.item(column)
+        at = sets.column(states, column)
+        for number, running in enumerate(order.sets):
             if running:
-                even = tuple([(*one[:3], 1.0) for one in running])
-                state = self.throttled.get(even)
-                if state is None or state.clock_hz > clock_hz or self.power_w[number].item(column) < state.power_w:
-                    state = self.sets.state(number, self.states, column, [1.0] * len(running))
+                state, over = solved.even.get(number, (None, None))
+                if over is None or not over[column]:
+                    state = at.state(number, [1.0] * len(running))
+                assert state is not None
+                if state.power_w <= limit_w and state.clock_hz <= clock_hz:
+                    model.keep(_with(running), limit_w, clock_hz, state)
+        fills = iter(self.fills[:, column].tolist())
+        filled = (instant for instant in order.instants if instant.fills is not None)
+        for instant, over in zip(filled, solved.over[:, column].tolist(), strict=True):
+            here = list(islice(fills, len(instant.runs)))
+            if not over:
+                state = at.state(instant.number, here)
                 if state.power_w <= limit_w:
-                    model.keep(even, limit_w, clock_hz, state)
-        for number, fills, below in self.filled:
-            if below[column]:
-                here = [each.item(column) for each in fills]
-                state = self.sets.state(number, self.states, column, here)
-                if state.power_w <= limit_w:
-                    running = self.order.sets[number]
-                    filled = tuple([(*one[:3], own) for one, own in zip(running, here, strict=True)])
-                    model.keep(filled, limit_w, clock_hz, state)
+                    model.keep(_with(order.sets[instant.number], here), limit_w, clock_hz, state)
+
+
+class Record:
+    """A run's order, and what the solver needs of its sets at any clock."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.sets = SetsAtClocks(order.model, order.sets)
+        first = self.sets.first.tolist()
+        self.rows = [range(low, high) for low, high in pairwise(first)]  # of each set's members
+        filled = [instant for instant in order.instants if instant.fills is not None]
+        self.filled_rows = np.array([row for one in filled for row in self.rows[one.number]], dtype=np.intp)
+        self.filled_first = np.cumsum([0, *(len(one.runs) for one in filled)])[:-1]
+        self.fills = np.array([fill for one in filled for fill in one.fills or ()]).reshape(-1, 1)
+        before: dict[int, int] = {}
+        self._moved: list[tuple[int, int]] = []  # rows of entries that go on, before and after each instant
+        for instant in order.instants:
+            now = dict(zip(instant.runs, self.rows[instant.number], strict=True))
+            self._moved += [(before[entry], row) for entry, row in now.items() if entry in before]
+            before = now
+
+    def solved(self, curves: ClockCurves, limit_w: float) -> Solved:
+        """Its sets at the clocks of ``curves`` under a fast limit."""
+        return Solved(self, self.sets.at(curves), limit_w)
+
+    def changed(self, rate: Floats) -> list[bool]:
+        """Whether the rate of entries that go on changes, in their order."""
+        before, after = np.array(self._moved, dtype=np.intp).reshape(-1, 2).T
+        return (rate[before] != rate[after]).any(axis=1).tolist()  # type: ignore[no-any-return]
+
+
+class Solved:
+    """States of a record's sets at some clocks under a fast limit."""
+
+    def __init__(self, record: Record, states: SetStates, limit_w: float) -> None:
+        self.record, self.states, self.limit_w = record, states, limit_w
+        sets = record.sets
+        self._chip = sets.gpu.chip_power_factor
+        self._idle_w = states.idle_w * sets.share
+        even_w = states.dynamic_w * self._chip + self._idle_w
+        first = [rows.start for rows in record.rows if rows]
+        self.power_w = [states.idle_w] * len(record.rows)  # of each set, all rounds evenly filled
+        some = [number for number, rows in enumerate(record.rows) if rows]
+        sums = np.add.reduceat(even_w, first) if first else even_w
+        rate = list(states.rate)
+        self.rates = [rate[rows.start : rows.stop] for rows in record.rows]
+        self.even: dict[int, tuple[GpuState, Flags]] = {}  # sets that pass the limit
+        for number, power_w, over in zip(some, sums, sums > limit_w, strict=True):
+            self.power_w[number] = power_w
+            if over.any():
+                state = self._throttle(_with(record.order.sets[number]))
+                self.even[number] = state, over
+                self.rates[number] = _chosen(over, state, self.rates[number])
+                self.power_w[number] = np.where(over, state.power_w, power_w)
+        self.filled: list[list[Floats]] = []  # rates where tiles have been dealt, instant by instant
+        self.over = self._over(record.fills)
+        self.states_over: list[GpuState | None] = []
+        place = 0
+        for instant in record.order.instants:
+            if instant.fills is not None:
+                over = self.over[place]
+                place += 1
+                own = rate[record.rows[instant.number].start : record.rows[instant.number].stop]
+                state = None
+                if over.any():
+                    state = self._throttle(_with(record.order.sets[instant.number], instant.fills))
+                    own = _chosen(over, state, own)
+                self.states_over.append(state)
+                self.filled.append(own)
+        self.changed = None if self.even or any(self.states_over) else record.changed(states.rate)
+
+    def filled_w(self, fills: Floats) -> Floats:
+        """Power of the sets with dealt tiles before any limiter acts, instant by clock."""
+        record = self.record
+        if not len(record.filled_rows):
+            return np.zeros((0, len(self.states.idle_w)))
+        rows = self.states.dynamic_w[record.filled_rows] * (fills * self._chip) + self._idle_w[record.filled_rows]
+        return np.add.reduceat(rows, record.filled_first)  # type: ignore[no-any-return]
+
+    def _over(self, fills: Floats) -> Flags:
+        return self.filled_w(fills) > self.limit_w
+
+    def _throttle(self, running: Running) -> GpuState:
+        """The state at the fast limit, which is that of any higher clock."""
+        model = self.record.order.model
+        return model.solve(running, self.limit_w, model.gpu.max_clock_hz)
+
+
+def _with(running: Running, fills: Sequence[float] | None = None) -> Running:
+    """A set whose rounds are filled by ``fills``, or evenly."""
+    return tuple([(*one[:3], fill) for one, fill in zip(running, fills or [1.0] * len(running), strict=True)])
+
+
+def _chosen(over: Flags, state: GpuState, rates: Sequence[Floats]) -> list[Floats]:
+    """Rates below the limit, and at it."""
+    return [np.where(over, own, rate) for own, rate in zip(state.rates, rates, strict=True)]
 
 
 def walk(solved: Solved) -> Walked:
@@ -143,35 +176,55 @@ class _Walk:
     """The state of a walk: of each entry what is left of it, since which instant, and its rate."""
 
     def __init__(self, solved: Solved) -> None:
-        order = self.order = solved.order
+        order = self.order = solved.record.order
         self.solved, self.clocks = solved, solved.states.clock_hz
         width = len(self.clocks)
         self.ones = np.ones(width)
         self.held, self.exact = np.ones(width, dtype=bool), np.ones(width, dtype=bool)
+        self.filled: list[list[Floats]] = []  # fills where tiles have been dealt
+        self.moved = 0
         self.left: list[Floats] = [self.ones] * order.entries
         self.since = [0] * order.entries
         self.rate: list[Floats] = [self.ones] * order.entries
         self.fills: list[Floats] = [self.ones] * order.entries
-        self.parts: list[list[Part]] = [[]] * order.entries
-        self.dealings: dict[int, list[Dealing]] = {}
+        self.parts = [WHOLE] * order.entries
+        self.tiles: dict[int, Tiles] = {}  # of kernels that are dealt
         self.tail_ps: dict[int, tuple[Floats, Floats]] = {}  # when SMs are released, and before rounding
         self.times: list[Floats] = []
-        self.power_w: list[Floats] = []
         self.more: list[tuple[Floats, Floats]] = []  # left of kernels that go on, and their rates
         self.rounded: list[tuple[Floats, Floats]] = []  # durations before rounding, and rates
 
     def run(self) -> Walked:
+        """The whole walk."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for at, instant in enumerate(self.order.instants):
                 self._step(at, instant)
             times = np.array(self.times)
             lasts = np.diff(times, axis=0)
-            energy_j = (np.array(self.power_w[:-1]) * (lasts * 1e-12)).sum(axis=0)
-            self.held &= (lasts > 0.0).all(axis=0) & self._apart()
+            fills = np.array([fill for fills in self.filled for fill in fills]).reshape(-1, len(self.clocks))
+            energy_j = (self._power_w(fills)[:-1] * (lasts * 1e-12)).sum(axis=0)
+            self.held &= (lasts > 0.0).all(axis=0) & self._apart() & np.isfinite(energy_j)
         return Walked(
-            length_ps=times[-1], energy_j=energy_j, held=self.held & np.isfinite(energy_j), exact=self.exact,
-            times_ps=times, solved=self.solved,
-        )  # fmt: skip
+            length_ps=times[-1], energy_j=energy_j, held=self.held, exact=self.exact, solved=self.solved, fills=fills
+        )
+
+    def _power_w(self, fills: Floats) -> Floats:
+        """Power from each instant on; ``exact`` falls where a clock below the limit depends on how tiles were dealt."""
+        solved = self.solved
+        filled_w = solved.filled_w(fills)
+        over = filled_w > solved.limit_w
+        self.exact &= (over == solved.over).all(axis=0)
+        if over.any():
+            same = np.logical_and.reduceat(fills == solved.record.fills, solved.record.filled_first)
+            self.exact &= (same | ~over).all(axis=0)
+        power_w, filled = [], iter(zip(filled_w, over, solved.states_over, strict=True))
+        for instant in self.order.instants:
+            if instant.fills is None:
+                power_w.append(solved.power_w[instant.number])
+            else:
+                own, passes, state = next(filled)
+                power_w.append(own if state is None else np.where(passes, state.power_w, own))
+        return np.array(power_w)
 
     def _step(self, at: int, instant: Instant) -> None:
         now = self._now(at, instant)
@@ -179,28 +232,29 @@ class _Walk:
         if self.tail_ps:
             self._watch(at, now, instant)
         for entry, split in instant.leaves:
-            dealings = self.dealings[split]
-            for column, part in enumerate(self.parts[entry]):
-                dealing = dealings[column]
-                dealings[column] = dealing._replace(fetched=dealing.fetched - part.fetched)
+            self.tiles[split] = self.tiles[split].without(self.parts[entry])
         for one in instant.deals:
             self._deal(one, at, now)
         for entry, share in instant.grows:
             self._grow(entry, share, at, now)
         if instant.fills is None:
-            rates, power_w = self.solved.rates[instant.number], self.solved.power_w[instant.number]
+            rates = self.solved.rates[instant.number]
         else:
-            rates, power_w = self.solved.fill(instant, [self.fills[entry] for entry in instant.runs], self.exact)
-        self.power_w.append(power_w)
+            rates = self.solved.filled[len(self.filled)]
+            self.filled.append([self.fills[entry] for entry in instant.runs])
+        changed = self.solved.changed
         for entry, rate in zip(instant.runs, rates, strict=True):
             before = self.rate[entry]
             if before is self.ones:
                 self.since[entry] = at  # it starts
-            elif before is not rate and (before != rate).any() and self.since[entry] != at:
-                left = self._left(entry, now)
-                self.more.append((left, before))
-                self.left[entry] = np.maximum(left, 0.0)
-                self.since[entry] = at
+            else:
+                moves = changed[self.moved] if changed is not None else (before != rate).any()
+                self.moved += 1
+                if moves and self.since[entry] != at:
+                    left = self._left(entry, now)
+                    self.more.append((left, before))
+                    self.left[entry] = np.maximum(left, 0.0)
+                    self.since[entry] = at
             self.rate[entry] = rate
         for tail in instant.tails:
             self._arm(tail.entry, tail.last, tail.split_rounds, now)
@@ -253,7 +307,7 @@ class _Walk:
         rate = self.rate[entry]
         share: Floats | float = last
         if split_rounds:
-            share = np.array([part.lasts / split_rounds for part in self.parts[entry]])
+            share = self.parts[entry].lasts / split_rounds
         lasts_ps = (self._left(entry, now) - share) / rate
         due_ps = now + np.maximum(1.0, np.ceil(lasts_ps))
         before = due_ps < self._due(entry, self.left[entry] / rate)
@@ -283,40 +337,22 @@ class _Walk:
     # -- tiles ----------------------------------------------------------------------------------------------
 
     def _deal(self, one: Deal, at: int, now: Floats) -> None:
-        """Deal a kernel's tiles anew at every clock at which the order holds so far."""
-        model: FluidModel = self.order.model
-        held = self.held.tolist()
+        """Deal a kernel's tiles anew."""
         if one.first is not None:
             class_id, dealing = one.first
-            self.dealings[one.split] = [
-                dealing._replace(thin=model.thin(class_id, clock_hz, dealing.rounds)) for clock_hz in self.clocks.tolist()
-            ]
-        dealings = self.dealings[one.split]
-        fresh = one.begun[-1]
-        self.parts[fresh] = [WHOLE] * len(dealings)
-        lefts = [np.maximum(self._left(entry, now), 0.0).tolist() for entry in one.begun[:-1]]
-        lefts.append([1.0] * len(dealings))
-        dealt = [([0.5] * len(dealings), self.parts[entry].copy()) for entry in one.begun]
-        for column, dealing in enumerate(dealings):
-            if not held[column]:
-                continue
-            parts = tuple(
-                [
-                    (slots, left[column], self.parts[entry][column])
-                    for slots, left, entry in zip(one.slots, lefts, one.begun, strict=True)
-                ]
-            )
-            after = deal(parts, dealing)
-            for (left, part), (all_left, all_parts), last in zip(after, dealt, one.last, strict=True):
-                all_left[column], all_parts[column] = left, part
-                if part.last != last:
-                    held[column] = False
-        for entry, (left, parts_) in zip(one.begun, dealt, strict=True):
-            if entry != fresh:
-                self.more.append((self._left(entry, now), self.rate[entry]))
-            self.left[entry], self.parts[entry], self.since[entry] = np.array(left), parts_, at
-            self.fills[entry] = np.array([part.fill for part in parts_])
-        self.held &= np.array(held)
+            thin = self.order.model.thin
+            every = [thin(class_id, clock_hz, dealing.rounds) for clock_hz in self.clocks.tolist()]
+            self.tiles[one.split] = Tiles(dealing, np.array(every))
+        lefts = []
+        for entry in one.begun[:-1]:
+            left = self._left(entry, now)
+            self.more.append((left, self.rate[entry]))
+            lefts.append(np.maximum(left, 0.0))
+        lefts.append(1.0)
+        parts = [(n, left, self.parts[entry]) for n, left, entry in zip(one.slots, lefts, one.begun, strict=True)]
+        for entry, (left, part) in zip(one.begun, deal_at(parts, self.tiles[one.split], self.held, one.last), strict=True):
+            self.left[entry], self.parts[entry], self.since[entry] = left, part, at
+            self.fills[entry] = part.fill * self.ones
 
     def _grow(self, entry: int, share: float, at: int, now: Floats) -> None:
         """Blocks of a collective start that have waited for SMs."""
