@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.running import GpuModel
+from sim.run.retimed import Looks, OrderBook, Powers
 from sim.shortcuts.clocks import clock_of, curves_at, grid_of, top_step
 from sim.shortcuts.pieces import Repeated
 
@@ -28,6 +29,7 @@ EVERY = 16
 FIRST_RATIO = 1.07
 # So often in a row the same end of a search may come nearer before it goes further each time than the guide says.
 SAME_END = 3
+WALK_FIRST, SEED, MOST_WALKS, BELOW, ABOVE = True, True, 2, 2, 3
 
 
 class PowerGuide:
@@ -37,6 +39,7 @@ class PowerGuide:
         self._sequence = sequence
         self.top = top_step(sequence[0].piece.model.gpu)
         self.steps = np.append(np.arange(0, self.top, EVERY), self.top).astype(float)
+        self.book = OrderBook(sequence)
         self._expected: dict[float, Floats] = {}
         self._found: dict[int, float] = {}  # ratios at the steps where searches ended
 
@@ -96,22 +99,43 @@ def highest_within(power_w: Floats, limit_w: float) -> int:
 class GuidedSearch:
     """A search for the highest step whose mean power is within ``limit_w``, by a guide's ``expected_w``.
 
-    It ends between two neighbours, of which one is within the limit and one is not, or at the highest step.
+    It ends between two neighbours, of which one is within the limit and one is not, or at the highest step. Walks
+    through the orders of ``fast_limit_w``'s book say which two these are (None: no walks).
     """
 
-    def __init__(self, guide: PowerGuide, model: GpuModel, limit_w: float, expected_w: Floats) -> None:
+    def __init__(
+        self,
+        guide: PowerGuide,
+        model: GpuModel,
+        limit_w: float,
+        expected_w: Floats,
+        fast_limit_w: float | None = None,
+        looks: Looks | None = None,
+    ) -> None:
         self.guide, self.model, self.limit_w, self.expected_w = guide, model, limit_w, expected_w
         self.low, self.high = 0, guide.top + 1  # steps: one that is within the limit, or the lowest; one that is not
         self.settled = guide.top == 0
+        self.looks = looks or Looks()
+        self._fast_limit_w = fast_limit_w
+        self._walked: Powers | None = None
+        self._answer: int | None = None  # what the walks say
         first = highest_within(expected_w * guide.ratio(expected_w, limit_w), limit_w)
         self.step = max(first, 1) if guide.top else 0  # to look at, or found
         self._ratios: dict[int, float] = {}  # measured over expected power at the steps looked at, the last one last
         self._same_end = 0  # how often in a row the same end has moved, and which
+        if WALK_FIRST and not self.settled and not guide.book.empty:
+            self.step = max(self._by_walks(self.step), 1)
 
     @property
     def clock_hz(self) -> float:
         """The clock of the present step."""
         return clock_of(self.model, self.step)
+
+    def prepare(self) -> bool:
+        """Before a look at the present step by the engine: whether its order is to be taken down."""
+        if self._walked is not None and SEED:
+            self._walked.seed(self.step) if self.step in self._walked.steps else None
+        return self._fast_limit_w is not None and (self.guide.book.empty or self._answer is None)
 
     def learn(self, power_w: float) -> None:
         """The mean power at the present clock."""
@@ -127,7 +151,45 @@ class GuidedSearch:
             self.step = self.low
             self.guide.learn(self.step, next(reversed(self._ratios.values())))
         else:
-            self.step = min(max(self._next(), self.low + 1), self.high - 1)
+            step = self._next() if self._answer is None else self._answer
+            step = min(max(step, self.low + 1), self.high - 1)
+            if self._answer is None and abs(step - self.step) > 1:
+                step = min(max(self._by_walks(step), self.low + 1), self.high - 1)
+            self.step = step
+
+    def _by_walks(self, step: int) -> int:
+        """Where walks say that the search ends, begun at ``step``; ``step`` where they say nothing."""
+        if self._fast_limit_w is None:
+            return step
+        for _ in range(MOST_WALKS):
+            low, high = max(step - BELOW, 0), min(step + ABOVE, self.guide.top)
+            steps = range(low, high + 1)
+            found = self.guide.book.powers(steps, self._fast_limit_w)
+            if found is None:
+                return step
+            self._walked = found
+            looks = self.looks
+            looks.walks += 1
+            looks.walked += len(steps)
+            looks.held += int(found.held.sum())
+            looks.exact += int(found.exact.sum())
+            known = [(at, float(power)) for at, power, held in zip(steps, found.power_w, found.held, strict=True) if held]
+            if not known:
+                looks.fell_back += 1
+                return step
+            within = [at for at, power in known if power <= self.limit_w]
+            over = [at for at, power in known if power > self.limit_w]
+            if within and over:
+                self._answer = max(within)
+                return self._answer
+            if within and max(within) == self.guide.top:
+                self._answer = self.guide.top
+                return self.guide.top
+            at, power = known[-1] if within else known[0]
+            step = highest_within(self.expected_w * (power / float(self.expected_w[at])), self.limit_w)
+            step = max(step, at + 1) if within else min(step, at - 1)
+            step = min(max(step, 0), self.guide.top)
+        return step
 
     def _next(self) -> int:
         """Where the limit is met if what overlap adds goes on as between the ends, or the last two looks."""

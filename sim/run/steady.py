@@ -9,11 +9,14 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
 from sim.run.clock_search import ClockSearch, PowerSearch, SearchRule, look
+
 from sim.run.guide import GuidedSearch, PowerGuide
+from sim.run.retimed import Looks
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
 # Coarse steps first: clocks that other caps and scenarios have met too, and several GPUs move each other's power.
+WALKS = True
 RULE = SearchRule(grid_hz=CLOCK_GRID_HZ, coarse=10)
 # Where a search begins, of the maximum clock: near where big products settle on an H100 at its TDP.
 FIRST_SHARE = 0.73
@@ -71,6 +74,7 @@ def held_clocks(
     *,
     guide: PowerGuide | None = None,
     slow_top: bool = False,
+    looks: Looks | None = None,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
@@ -84,7 +88,18 @@ def held_clocks(
         return found
     searches: Sequence[PowerSearch]
     if guide is not None:
-        searches = [GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))]
+        limit = limits.fast_limit_w
+        guided = GuidedSearch(guide, model, limit_w, guide.expected_w(limit), limit if WALKS else None, looks)
+        searches = [guided]
+        of_clocks = at
+
+        def noted(clocks_hz: list[float]) -> list[float]:
+            if not guided.settled:
+                if guided.prepare():
+                    guide.book.run(HeldClock(clocks_hz[0], limit))
+            return of_clocks(clocks_hz)
+
+        at = noted
     else:
         first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
         halving = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]

@@ -7,21 +7,19 @@ the same blocks: then the engine's run at that clock has these times, to the pic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.fluid import Running
 from sim.engine.resources.tiles import begin_late
-from sim.engine.running import GpuState
-from sim.shortcuts.clocks import ClockCurves
 from sim.shortcuts.retiming.dealing import WHOLE, Tiles, deal_at
-from sim.shortcuts.retiming.order import Deal, Instant, Order
-from sim.shortcuts.retiming.sets import SetsAtClocks, SetStates
+from sim.shortcuts.retiming.order import Deal, Instant
+from sim.shortcuts.retiming.record import Solved, filled_by
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -37,7 +35,7 @@ class Walked:
     """Lengths (ps) and joules at some clocks, and where the order ``held``.
 
     They are ``exact`` where no throttled kernel is dealt tiles otherwise than in the record: its clock there is that of
-    the record. Where the order breaks they mean nothing.
+    the record, which is as good as true. Where the order breaks they mean little.
     """
 
     length_ps: Floats
@@ -60,111 +58,15 @@ class Walked:
                     state = at.state(number, [1.0] * len(running))
                 assert state is not None
                 if state.power_w <= limit_w and state.clock_hz <= clock_hz:
-                    model.keep(_with(running), limit_w, clock_hz, state)
+                    model.keep(filled_by(running), limit_w, clock_hz, state)
         fills = iter(self.fills[:, column].tolist())
-        filled = (instant for instant in order.instants if instant.fills is not None)
-        for instant, over in zip(filled, solved.over[:, column].tolist(), strict=True):
-            here = list(islice(fills, len(instant.runs)))
+        for instant, over in zip(record.filled, solved.over[:, column].tolist(), strict=True):
+            number = order.instants[instant].number
+            here = list(islice(fills, len(order.sets[number])))
             if not over:
-                state = at.state(instant.number, here)
+                state = at.state(number, here)
                 if state.power_w <= limit_w:
-                    model.keep(_with(order.sets[instant.number], here), limit_w, clock_hz, state)
-
-
-class Record:
-    """A run's order, and what the solver needs of its sets at any clock."""
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.sets = SetsAtClocks(order.model, order.sets)
-        first = self.sets.first.tolist()
-        self.rows = [range(low, high) for low, high in pairwise(first)]  # of each set's members
-        filled = [instant for instant in order.instants if instant.fills is not None]
-        self.filled_rows = np.array([row for one in filled for row in self.rows[one.number]], dtype=np.intp)
-        self.filled_first = np.cumsum([0, *(len(one.runs) for one in filled)])[:-1]
-        self.fills = np.array([fill for one in filled for fill in one.fills or ()]).reshape(-1, 1)
-        before: dict[int, int] = {}
-        self._moved: list[tuple[int, int]] = []  # rows of entries that go on, before and after each instant
-        for instant in order.instants:
-            now = dict(zip(instant.runs, self.rows[instant.number], strict=True))
-            self._moved += [(before[entry], row) for entry, row in now.items() if entry in before]
-            before = now
-
-    def solved(self, curves: ClockCurves, limit_w: float) -> Solved:
-        """Its sets at the clocks of ``curves`` under a fast limit."""
-        return Solved(self, self.sets.at(curves), limit_w)
-
-    def changed(self, rate: Floats) -> list[bool]:
-        """Whether the rate of entries that go on changes, in their order."""
-        before, after = np.array(self._moved, dtype=np.intp).reshape(-1, 2).T
-        return (rate[before] != rate[after]).any(axis=1).tolist()  # type: ignore[no-any-return]
-
-
-class Solved:
-    """States of a record's sets at some clocks under a fast limit."""
-
-    def __init__(self, record: Record, states: SetStates, limit_w: float) -> None:
-        self.record, self.states, self.limit_w = record, states, limit_w
-        sets = record.sets
-        self._chip = sets.gpu.chip_power_factor
-        self._idle_w = states.idle_w * sets.share
-        even_w = states.dynamic_w * self._chip + self._idle_w
-        first = [rows.start for rows in record.rows if rows]
-        self.power_w = [states.idle_w] * len(record.rows)  # of each set, all rounds evenly filled
-        some = [number for number, rows in enumerate(record.rows) if rows]
-        sums = np.add.reduceat(even_w, first) if first else even_w
-        rate = list(states.rate)
-        self.rates = [rate[rows.start : rows.stop] for rows in record.rows]
-        self.even: dict[int, tuple[GpuState, Flags]] = {}  # sets that pass the limit
-        for number, power_w, over in zip(some, sums, sums > limit_w, strict=True):
-            self.power_w[number] = power_w
-            if over.any():
-                state = self._throttle(_with(record.order.sets[number]))
-                self.even[number] = state, over
-                self.rates[number] = _chosen(over, state, self.rates[number])
-                self.power_w[number] = np.where(over, state.power_w, power_w)
-        self.filled: list[list[Floats]] = []  # rates where tiles have been dealt, instant by instant
-        self.over = self._over(record.fills)
-        self.states_over: list[GpuState | None] = []
-        place = 0
-        for instant in record.order.instants:
-            if instant.fills is not None:
-                over = self.over[place]
-                place += 1
-                own = rate[record.rows[instant.number].start : record.rows[instant.number].stop]
-                state = None
-                if over.any():
-                    state = self._throttle(_with(record.order.sets[instant.number], instant.fills))
-                    own = _chosen(over, state, own)
-                self.states_over.append(state)
-                self.filled.append(own)
-        self.changed = None if self.even or any(self.states_over) else record.changed(states.rate)
-
-    def filled_w(self, fills: Floats) -> Floats:
-        """Power of the sets with dealt tiles before any limiter acts, instant by clock."""
-        record = self.record
-        if not len(record.filled_rows):
-            return np.zeros((0, len(self.states.idle_w)))
-        rows = self.states.dynamic_w[record.filled_rows] * (fills * self._chip) + self._idle_w[record.filled_rows]
-        return np.add.reduceat(rows, record.filled_first)  # type: ignore[no-any-return]
-
-    def _over(self, fills: Floats) -> Flags:
-        return self.filled_w(fills) > self.limit_w
-
-    def _throttle(self, running: Running) -> GpuState:
-        """The state at the fast limit, which is that of any higher clock."""
-        model = self.record.order.model
-        return model.solve(running, self.limit_w, model.gpu.max_clock_hz)
-
-
-def _with(running: Running, fills: Sequence[float] | None = None) -> Running:
-    """A set whose rounds are filled by ``fills``, or evenly."""
-    return tuple([(*one[:3], fill) for one, fill in zip(running, fills or [1.0] * len(running), strict=True)])
-
-
-def _chosen(over: Flags, state: GpuState, rates: Sequence[Floats]) -> list[Floats]:
-    """Rates below the limit, and at it."""
-    return [np.where(over, own, rate) for own, rate in zip(state.rates, rates, strict=True)]
+                    model.keep(filled_by(order.sets[number], here), limit_w, clock_hz, state)
 
 
 def walk(solved: Solved) -> Walked:
@@ -179,19 +81,18 @@ class _Walk:
         order = self.order = solved.record.order
         self.solved, self.clocks = solved, solved.states.clock_hz
         width = len(self.clocks)
-        self.ones = np.ones(width)
-        self.held, self.exact = np.ones(width, dtype=bool), np.ones(width, dtype=bool)
-        self.filled: list[list[Floats]] = []  # fills where tiles have been dealt
-        self.moved = 0
-        self.left: list[Floats] = [self.ones] * order.entries
-        self.since = [0] * order.entries
-        self.rate: list[Floats] = [self.ones] * order.entries
-        self.fills: list[Floats] = [self.ones] * order.entries
+        self.ones, self.held = np.ones(width), np.ones(width, dtype=bool)
+        self.turns = solved.turns()
+        self.turn = [0] * order.entries
+        self.left: list[Any] = [self.ones] * order.entries
+        self.since = solved.record.begins.copy()
+        self.rate = [turns[0][1] for turns in self.turns]
         self.parts = [WHOLE] * order.entries
         self.tiles: dict[int, Tiles] = {}  # of kernels that are dealt
         self.tail_ps: dict[int, tuple[Floats, Floats]] = {}  # when SMs are released, and before rounding
         self.times: list[Floats] = []
-        self.more: list[tuple[Floats, Floats]] = []  # left of kernels that go on, and their rates
+        self.filled: list[Any] = []  # fills where tiles have been dealt
+        self.resets: dict[int, Any] = {}  # what is left at a place from where it is counted anew
         self.rounded: list[tuple[Floats, Floats]] = []  # durations before rounding, and rates
 
     def run(self) -> Walked:
@@ -200,31 +101,15 @@ class _Walk:
             for at, instant in enumerate(self.order.instants):
                 self._step(at, instant)
             times = np.array(self.times)
-            lasts = np.diff(times, axis=0)
-            fills = np.array([fill for fills in self.filled for fill in fills]).reshape(-1, len(self.clocks))
-            energy_j = (self._power_w(fills)[:-1] * (lasts * 1e-12)).sum(axis=0)
-            self.held &= (lasts > 0.0).all(axis=0) & self._apart() & np.isfinite(energy_j)
+            lasts_ps = times[1:] - times[:-1]
+            fills = np.array([one if isinstance(one, np.ndarray) else self.ones * one for one in self.filled])
+            fills = fills.reshape(-1, len(self.clocks))
+            power_w, exact = self.solved.all_w(fills)
+            energy_j = (power_w[:-1] * (lasts_ps * 1e-12)).sum(axis=0)
+            self.held &= (lasts_ps > 0.0).all(axis=0) & self._still_run(lasts_ps) & self._apart() & np.isfinite(energy_j)
         return Walked(
-            length_ps=times[-1], energy_j=energy_j, held=self.held, exact=self.exact, solved=self.solved, fills=fills
+            length_ps=times[-1], energy_j=energy_j, held=self.held, exact=exact, solved=self.solved, fills=fills
         )
-
-    def _power_w(self, fills: Floats) -> Floats:
-        """Power from each instant on; ``exact`` falls where a clock below the limit depends on how tiles were dealt."""
-        solved = self.solved
-        filled_w = solved.filled_w(fills)
-        over = filled_w > solved.limit_w
-        self.exact &= (over == solved.over).all(axis=0)
-        if over.any():
-            same = np.logical_and.reduceat(fills == solved.record.fills, solved.record.filled_first)
-            self.exact &= (same | ~over).all(axis=0)
-        power_w, filled = [], iter(zip(filled_w, over, solved.states_over, strict=True))
-        for instant in self.order.instants:
-            if instant.fills is None:
-                power_w.append(solved.power_w[instant.number])
-            else:
-                own, passes, state = next(filled)
-                power_w.append(own if state is None else np.where(passes, state.power_w, own))
-        return np.array(power_w)
 
     def _step(self, at: int, instant: Instant) -> None:
         now = self._now(at, instant)
@@ -234,30 +119,13 @@ class _Walk:
         for entry, split in instant.leaves:
             self.tiles[split] = self.tiles[split].without(self.parts[entry])
         for one in instant.deals:
-            self._deal(one, at, now)
+            self._deal(one, at)
         for entry, share in instant.grows:
-            self._grow(entry, share, at, now)
-        if instant.fills is None:
-            rates = self.solved.rates[instant.number]
-        else:
-            rates = self.solved.filled[len(self.filled)]
-            self.filled.append([self.fills[entry] for entry in instant.runs])
-        changed = self.solved.changed
-        for entry, rate in zip(instant.runs, rates, strict=True):
-            before = self.rate[entry]
-            if before is self.ones:
-                self.since[entry] = at  # it starts
-            else:
-                moves = changed[self.moved] if changed is not None else (before != rate).any()
-                self.moved += 1
-                if moves and self.since[entry] != at:
-                    left = self._left(entry, now)
-                    self.more.append((left, before))
-                    self.left[entry] = np.maximum(left, 0.0)
-                    self.since[entry] = at
-            self.rate[entry] = rate
+            self._grow(entry, share, at)
+        if instant.fills is not None:
+            self.filled += [self.parts[entry].fill for entry in instant.runs]
         for tail in instant.tails:
-            self._arm(tail.entry, tail.last, tail.split_rounds, now)
+            self._arm(at, tail.entry, tail.last, tail.split_rounds, now)
 
     # -- when -----------------------------------------------------------------------------------------------
 
@@ -265,52 +133,90 @@ class _Walk:
         """When the instant comes: all its causes have to agree."""
         if not at:
             return np.zeros(len(self.clocks))
-        moments = iter(self._moments(instant))
+        moments = self._moments(at, instant)
         now = next(moments)
         for other in moments:
             self.held &= other == now
         return now
 
-    def _moments(self, instant: Instant) -> Iterator[Floats]:
+    def _moments(self, at: int, instant: Instant) -> Iterator[Floats]:
         for before, lead_ps in instant.asks:
             yield self.times[before] + lead_ps
         for entry in instant.ends:
-            lasts_ps = self.left[entry] / self.rate[entry]
-            self.rounded.append((lasts_ps - CEIL_PS, self.rate[entry]))
-            yield self._due(entry, lasts_ps)
+            self._advance(entry, at)
+            lasts_ps = self.left[entry] / self.rate[entry] - CEIL_PS
+            self.rounded.append((lasts_ps, self.rate[entry]))
+            yield self.times[self.since[entry]] + np.maximum(1.0, np.ceil(lasts_ps))
         for entry in instant.releases:
             due_ps, lasts_ps = self.tail_ps[entry]
             self.rounded.append((lasts_ps, self.rate[entry]))
             yield due_ps
 
-    def _due(self, entry: int, lasts_ps: Floats) -> Floats:
-        return self.times[self.since[entry]] + np.maximum(1.0, np.ceil(lasts_ps - CEIL_PS))
+    def _advance(self, entry: int, until: int) -> None:
+        """Count what is left as the engine does, at each turn of the rate before the instant ``until``."""
+        turns, turn = self.turns[entry], self.turn[entry] + 1
+        if turn >= len(turns) or turns[turn][0] >= until:
+            return
+        left, rate, since, times = self.left[entry], self.rate[entry], self.since[entry], self.times
+        while turn < len(turns) and turns[turn][0] < until:
+            at, after = turns[turn]
+            if at > since:
+                left = np.maximum(left - rate * (times[at] - times[since]), 0.0)
+                since = at
+            rate = after
+            turn += 1
+        self.left[entry], self.rate[entry], self.since[entry], self.turn[entry] = left, rate, since, turn - 1
 
-    def _left(self, entry: int, now: Floats) -> Floats:
-        return self.left[entry] - self.rate[entry] * (now - self.times[self.since[entry]])
+    def _left(self, entry: int, at: int) -> Floats:
+        self._advance(entry, at)
+        since = self.since[entry]
+        if since == at:
+            return self.left[entry]  # type: ignore[no-any-return]
+        return self.left[entry] - self.rate[entry] * (self.times[at] - self.times[since])  # type: ignore[no-any-return]
+
+    def _reset(self, entry: int, at: int, left: Any) -> None:
+        """What is left of an entry is ``left`` from an instant on."""
+        self._advance(entry, at + 1)
+        self.left[entry], self.since[entry] = left, at
+        record = self.solved.record
+        self.resets[record.first_place[entry] + at - record.begins[entry]] = left
+
+    # -- checks ---------------------------------------------------------------------------------------------
+
+    def _still_run(self, lasts_ps: Floats) -> Flags:
+        """Where no kernel would have ended before it did."""
+        record, rates = self.solved.record, self.solved.rates
+        gone = np.cumsum(rates * lasts_ps[record.instants], axis=0)
+        first = record.first_place
+        starts = sorted({*first[:-1], *self.resets})
+        before = gone[np.array(starts) - 1]
+        if starts[0] == 0:
+            before[0] = 0.0
+        lefts = np.array([self.resets.get(start, 1.0) * self.ones for start in starts]) + before
+        counts = np.diff([*starts, first[-1]])
+        left = np.repeat(lefts, counts, axis=0) - gone
+        more = left > rates * (2.0 * CEIL_PS) + 10.0 * ROUNDING
+        more[np.array(first[1:]) - 1] = True  # it ends
+        return more.all(axis=0)  # type: ignore[no-any-return]
 
     def _apart(self) -> Flags:
-        """Where no kernel that goes on would have ended, and no rounding decides."""
-        held = np.ones(len(self.clocks), dtype=bool)
-        if self.more:
-            left, rate = np.array([one[0] for one in self.more]), np.array([one[1] for one in self.more])
-            held &= (left > rate * (2.0 * CEIL_PS) + ROUNDING).all(axis=0)
+        """Where no rounding decides."""
         lasts_ps, rate = np.array([one[0] for one in self.rounded]), np.array([one[1] for one in self.rounded])
         slack = ROUNDING / rate + ROUNDING_PS
         share = np.ceil(lasts_ps) - lasts_ps
-        return held & ((share > slack) & (share < 1.0 - slack)).all(axis=0)
+        return ((share > slack) & (share < 1.0 - slack)).all(axis=0)  # type: ignore[no-any-return]
 
     # -- last rounds ----------------------------------------------------------------------------------------
 
-    def _arm(self, entry: int, last: float, split_rounds: int, now: Floats) -> None:
+    def _arm(self, at: int, entry: int, last: float, split_rounds: int, now: Floats) -> None:
         """The start of a last round while requests wait; see :meth:`SmPool.arm_tails`."""
+        left = self._left(entry, at)
+        self._advance(entry, at + 1)
         rate = self.rate[entry]
-        share: Floats | float = last
-        if split_rounds:
-            share = self.parts[entry].lasts / split_rounds
-        lasts_ps = (self._left(entry, now) - share) / rate
+        share = self.parts[entry].lasts / split_rounds if split_rounds else last
+        lasts_ps = (left - share) / rate
         due_ps = now + np.maximum(1.0, np.ceil(lasts_ps))
-        before = due_ps < self._due(entry, self.left[entry] / rate)
+        before = due_ps < self.times[self.since[entry]] + np.ceil(self.left[entry] / rate - CEIL_PS)
         if entry in self.tail_ps:
             old_ps, old_lasts_ps = self.tail_ps[entry]
             self.tail_ps[entry] = np.where(before, due_ps, old_ps), np.where(before, lasts_ps, old_lasts_ps)
@@ -336,31 +242,26 @@ class _Walk:
 
     # -- tiles ----------------------------------------------------------------------------------------------
 
-    def _deal(self, one: Deal, at: int, now: Floats) -> None:
+    def _deal(self, one: Deal, at: int) -> None:
         """Deal a kernel's tiles anew."""
         if one.first is not None:
             class_id, dealing = one.first
             thin = self.order.model.thin
             every = [thin(class_id, clock_hz, dealing.rounds) for clock_hz in self.clocks.tolist()]
             self.tiles[one.split] = Tiles(dealing, np.array(every))
-        lefts = []
-        for entry in one.begun[:-1]:
-            left = self._left(entry, now)
-            self.more.append((left, self.rate[entry]))
-            lefts.append(np.maximum(left, 0.0))
+        lefts: list[Any] = [np.maximum(self._left(entry, at), 0.0) for entry in one.begun[:-1]]
         lefts.append(1.0)
         parts = [(n, left, self.parts[entry]) for n, left, entry in zip(one.slots, lefts, one.begun, strict=True)]
-        for entry, (left, part) in zip(one.begun, deal_at(parts, self.tiles[one.split], self.held, one.last), strict=True):
-            self.left[entry], self.parts[entry], self.since[entry] = left, part, at
-            self.fills[entry] = part.fill * self.ones
+        dealt = deal_at(parts, self.tiles[one.split], self.held, one.last)
+        for entry, (left, part) in zip(one.begun, dealt, strict=True):
+            self.parts[entry] = part
+            self._reset(entry, at, left)
 
-    def _grow(self, entry: int, share: float, at: int, now: Floats) -> None:
+    def _grow(self, entry: int, share: float, at: int) -> None:
         """Blocks of a collective start that have waited for SMs."""
-        raw = self._left(entry, now)
-        self.more.append((raw, self.rate[entry]))
         left = []
-        for one in raw.tolist():
+        for one in self._left(entry, at).tolist():
             progress = SimpleNamespace(left=one, rate=0.0, updated_ps=0, due_ps=-1)
             begin_late(progress, share, 0)
             left.append(progress.left)
-        self.left[entry], self.since[entry] = np.array(left), at
+        self._reset(entry, at, np.array(left))
