@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 
-from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
+import numpy as np
+
+from hardware.laws.terms import Floats, KernelTerms, pace, part, time_s, wanted_sms
 from hardware.power import highest_clock
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
@@ -88,6 +90,12 @@ class FluidModel:
             self._thin[class_id, clock_hz, rounds] = found
         return found
 
+    def thin_at(self, class_id: int, clock_hz: Floats, rounds: int) -> Floats:
+        """The same at many clocks in one go."""
+        terms = self.classes[class_id].terms
+        whole_s = pace(terms, self.grid(class_id).sms).seconds_at(clock_hz) - terms.floor_s
+        return np.minimum(1.0, terms.cycles_per_block / clock_hz / (whole_s / rounds))
+
     def solve(
         self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
     ) -> GpuState:
@@ -102,12 +110,10 @@ class FluidModel:
             self.states.append(state)
         return state
 
-    def keep(self, running: Running, limit_w: float, clock_cap_hz: float, state: GpuState) -> None:
-        """Remember a state that has been worked out elsewhere (:mod:`sim.shortcuts.retiming.sets`)."""
+    def throttled(self, running: Running, limit_w: float) -> GpuState | None:
+        """The state of ``running`` at the fast limit, where it has been looked for."""
         number = self._numbers.get(running)
-        if number is None:
-            number = self._numbers[running] = self._number(running)
-        self._known[number, limit_w, clock_cap_hz, None] = state
+        return None if number is None else self._known.get((number, limit_w, self.gpu.max_clock_hz, None))
 
     def running_set(self, running: Running) -> RunningSet:
         """What of ``running`` no clock changes."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.running import GpuModel
-from sim.run.retimed import Looks, OrderBook, Powers
-from sim.shortcuts.clocks import clock_of, curves_at, grid_of, top_step
+from sim.run.retimed import OrderBook, Stretches
+from sim.shortcuts.clocks import KernelCurves, clock_of, curves_at, grid_of, top_step
 from sim.shortcuts.pieces import Repeated
 
 Floats = NDArray[np.float64]
@@ -27,9 +27,10 @@ EVERY = 16
 # Mean power over that of the kernels one after another, before any look: 1.04 to 1.11 in Llama-3-70B prefills of
 # 1024 to 12,288 tokens in 4 chunks beside 4 to 24 blocks, TP4, where they settle (400 to 700 W).
 FIRST_RATIO = 1.07
+# Orders are walked at so many points of that on both sides of where a search has ended.
+SPAN, STRIDE = 16, 1
 # So often in a row the same end of a search may come nearer before it goes further each time than the guide says.
 SAME_END = 3
-WALK_FIRST, SEED, MOST_WALKS, BELOW, ABOVE = True, True, 2, 2, 3
 
 
 class PowerGuide:
@@ -42,38 +43,66 @@ class PowerGuide:
         self.book = OrderBook(sequence)
         self._expected: dict[float, Floats] = {}
         self._found: dict[int, float] = {}  # ratios at the steps where searches ended
+        self._walked: tuple[slice, Stretches] | None = None  # columns of ``steps``, and the stretches there
+        self.held = 0
 
     @cached_property
-    def _kinds(self) -> list[tuple[float, Floats, Floats]]:
-        """How often each kind of kernel runs, its lengths (ps) and watts over the clock."""
+    def _kernels(self) -> dict[bool, Stretches]:
+        """Kernels one after another: of pieces that overlap, and of those that do not."""
         grid = grid_of(self._sequence[0].piece.model.gpu, EVERY)
-        found = []
+        count: dict[bool, list[float]] = {True: [], False: []}
+        curves: dict[bool, list[KernelCurves]] = {True: [], False: []}
         for step in self._sequence:
-            for class_id, count in Counter(step.piece.graph.op_class).items():
-                curves = curves_at(grid, step.piece.model, class_id)
-                found.append((float(step.repeat * count), curves.lasts_ps, curves.power_w))
-        return found
+            overlaps = step.piece.serial is None
+            for class_id, times in Counter(step.piece.graph.op_class).items():
+                count[overlaps].append(float(step.repeat * times))
+                curves[overlaps].append(curves_at(grid, step.piece.model, class_id))
+        return {
+            overlaps: Stretches(
+                count=np.array(count[overlaps]),
+                lasts_ps=np.array([one.lasts_ps for one in curves[overlaps]]).reshape(-1, len(self.steps)),
+                power_w=np.array([one.power_w for one in curves[overlaps]]).reshape(-1, len(self.steps)),
+            )
+            for overlaps in (True, False)
+        }
+
+    def retime(self) -> None:
+        """Expect, from now on, what the order of the first run gives at the clocks about that of the last search."""
+        if self._walked is None and self._found and not self.book.empty:
+            middle = next(reversed(self._found)) // EVERY
+            columns = slice(max(0, middle - SPAN), min(middle + SPAN + 1,len(self.steps)), STRIDE)
+            grid = grid_of(self._sequence[0].piece.model.gpu, EVERY)
+            walked = self.book.walked(grid.part(columns))
+            if walked is not None:
+                stretches, held = walked
+                self.held=held
+                self._walked = columns, stretches
+                self._expected.clear()
+                self._found.clear()
 
     def expected_w(self, limit_w: float) -> Floats:
-        """Mean power at every step of the grid below the fast limit, the kernels one after another."""
+        """Mean power at every step of the grid below the fast limit: by the order of a run, where there is one, else of
+        the kernels one after another."""
         found = self._expected.get(limit_w)
         if found is None:
-            length_ps, energy = np.zeros(len(self.steps)), np.zeros(len(self.steps))
-            for count, lasts_ps, power_w in self._kinds:
-                if power_w[-1] > limit_w:  # no higher clock than that at which it meets the limit
-                    at = np.minimum(self.steps, np.interp(limit_w, power_w, self.steps))
-                    lasts_ps, power_w = np.interp(at, self.steps, lasts_ps), np.interp(at, self.steps, power_w)
-                length_ps += count * lasts_ps
-                energy += count * lasts_ps * power_w
-            found = self._expected[limit_w] = np.interp(np.arange(self.top + 1), self.steps, energy / length_ps)
+            apart = self._kernels
+            alone_w = _mean_w([apart[True], apart[False]], self.steps, limit_w)
+            every = np.arange(self.top + 1)
+            found = np.interp(every, self.steps, alone_w)
+            if self._walked is not None:
+                columns, stretches = self._walked
+                steps = self.steps[columns]
+                overlapped_w = _mean_w([stretches, apart[False].part(columns)], steps, limit_w)
+                found *= np.interp(every, steps, overlapped_w / alone_w[columns])
+            self._expected[limit_w] = found
         return found
 
     def ratio(self, expected_w: Floats, limit_w: float) -> float:
         """What overlap may add where a search for ``limit_w`` ends: as between or beyond the nearest two that ended."""
         found = self._found
         if not found:
-            return FIRST_RATIO
-        near = highest_within(expected_w * FIRST_RATIO, limit_w)
+            return FIRST_RATIO if self._walked is None else 1.0
+        near = highest_within(expected_w * (FIRST_RATIO if self._walked is None else 1.0), limit_w)
         one = min(found, key=lambda step: abs(step - near))
         if len(found) < 2:
             return found[one]
@@ -84,6 +113,40 @@ class PowerGuide:
     def learn(self, step: int, ratio: float) -> None:
         """A search has ended at ``step``."""
         self._found[step] = ratio
+
+
+def _mean_w(work: Sequence[Stretches], steps: Floats, limit_w: float) -> Floats:
+    """Mean power over the stretches at ``steps`` of the grid, no one at a clock above that at which it meets a limit."""
+    length_ps, energy = np.zeros(len(steps)), np.zeros(len(steps))
+    for one in work:
+        lasts_ps, power_w = _below(limit_w, one.lasts_ps, one.power_w)
+        lasts_ps = lasts_ps * one.count[:, None]
+        length_ps += lasts_ps.sum(axis=0)
+        energy += (lasts_ps * power_w).sum(axis=0)
+    return energy / length_ps
+
+
+def _below(limit_w: float, lasts_ps: Floats, power_w: Floats) -> tuple[Floats, Floats]:
+    """Lengths and power of stretches, one a row, over the clock, no one's above that at which it meets the limit."""
+    over = power_w > limit_w
+    rows = over[:, -1].nonzero()[0]
+    if not len(rows):
+        return lasts_ps, power_w
+    own_ps, own_w = lasts_ps[rows], power_w[rows]
+    first, every = over[rows].argmax(axis=1), np.arange(len(rows))
+    last = np.maximum(first - 1, 0)
+    low_ps, low_w, high_ps, high_w = own_ps[every, last], own_w[every, last], own_ps[every, first], own_w[every, first]
+    met_ps = low_ps + (high_ps - low_ps) * ((limit_w - low_w) / np.where(first > 0, high_w - low_w, 1.0))
+    beyond = first == 0  # it meets the limit at a lower clock than any here: power law
+    if beyond.any():
+        law = np.log(own_ps[beyond, -1] / own_ps[beyond, 0]) / np.log(own_w[beyond, -1] / own_w[beyond, 0])
+        law = np.where(np.isfinite(law), law, 0.0)
+        met_ps[beyond] = own_ps[beyond, 0] * (limit_w / own_w[beyond, 0]) ** law
+    held = np.arange(lasts_ps.shape[1]) >= first[:, None]
+    lasts_ps, power_w = lasts_ps.copy(), power_w.copy()
+    lasts_ps[rows] = np.where(held, met_ps[:, None], own_ps)
+    power_w[rows] = np.where(held, limit_w, own_w)
+    return lasts_ps, power_w
 
 
 def highest_within(power_w: Floats, limit_w: float) -> int:
@@ -99,43 +162,22 @@ def highest_within(power_w: Floats, limit_w: float) -> int:
 class GuidedSearch:
     """A search for the highest step whose mean power is within ``limit_w``, by a guide's ``expected_w``.
 
-    It ends between two neighbours, of which one is within the limit and one is not, or at the highest step. Walks
-    through the orders of ``fast_limit_w``'s book say which two these are (None: no walks).
+    It ends between two neighbours, of which one is within the limit and one is not, or at the highest step.
     """
 
-    def __init__(
-        self,
-        guide: PowerGuide,
-        model: GpuModel,
-        limit_w: float,
-        expected_w: Floats,
-        fast_limit_w: float | None = None,
-        looks: Looks | None = None,
-    ) -> None:
+    def __init__(self, guide: PowerGuide, model: GpuModel, limit_w: float, expected_w: Floats) -> None:
         self.guide, self.model, self.limit_w, self.expected_w = guide, model, limit_w, expected_w
         self.low, self.high = 0, guide.top + 1  # steps: one that is within the limit, or the lowest; one that is not
         self.settled = guide.top == 0
-        self.looks = looks or Looks()
-        self._fast_limit_w = fast_limit_w
-        self._walked: Powers | None = None
-        self._answer: int | None = None  # what the walks say
         first = highest_within(expected_w * guide.ratio(expected_w, limit_w), limit_w)
         self.step = max(first, 1) if guide.top else 0  # to look at, or found
         self._ratios: dict[int, float] = {}  # measured over expected power at the steps looked at, the last one last
         self._same_end = 0  # how often in a row the same end has moved, and which
-        if WALK_FIRST and not self.settled and not guide.book.empty:
-            self.step = max(self._by_walks(self.step), 1)
 
     @property
     def clock_hz(self) -> float:
         """The clock of the present step."""
         return clock_of(self.model, self.step)
-
-    def prepare(self) -> bool:
-        """Before a look at the present step by the engine: whether its order is to be taken down."""
-        if self._walked is not None and SEED:
-            self._walked.seed(self.step) if self.step in self._walked.steps else None
-        return self._fast_limit_w is not None and (self.guide.book.empty or self._answer is None)
 
     def learn(self, power_w: float) -> None:
         """The mean power at the present clock."""
@@ -151,45 +193,7 @@ class GuidedSearch:
             self.step = self.low
             self.guide.learn(self.step, next(reversed(self._ratios.values())))
         else:
-            step = self._next() if self._answer is None else self._answer
-            step = min(max(step, self.low + 1), self.high - 1)
-            if self._answer is None and abs(step - self.step) > 1:
-                step = min(max(self._by_walks(step), self.low + 1), self.high - 1)
-            self.step = step
-
-    def _by_walks(self, step: int) -> int:
-        """Where walks say that the search ends, begun at ``step``; ``step`` where they say nothing."""
-        if self._fast_limit_w is None:
-            return step
-        for _ in range(MOST_WALKS):
-            low, high = max(step - BELOW, 0), min(step + ABOVE, self.guide.top)
-            steps = range(low, high + 1)
-            found = self.guide.book.powers(steps, self._fast_limit_w)
-            if found is None:
-                return step
-            self._walked = found
-            looks = self.looks
-            looks.walks += 1
-            looks.walked += len(steps)
-            looks.held += int(found.held.sum())
-            looks.exact += int(found.exact.sum())
-            known = [(at, float(power)) for at, power, held in zip(steps, found.power_w, found.held, strict=True) if held]
-            if not known:
-                looks.fell_back += 1
-                return step
-            within = [at for at, power in known if power <= self.limit_w]
-            over = [at for at, power in known if power > self.limit_w]
-            if within and over:
-                self._answer = max(within)
-                return self._answer
-            if within and max(within) == self.guide.top:
-                self._answer = self.guide.top
-                return self.guide.top
-            at, power = known[-1] if within else known[0]
-            step = highest_within(self.expected_w * (power / float(self.expected_w[at])), self.limit_w)
-            step = max(step, at + 1) if within else min(step, at - 1)
-            step = min(max(step, 0), self.guide.top)
-        return step
+            self.step = min(max(self._next(), self.low + 1), self.high - 1)
 
     def _next(self) -> int:
         """Where the limit is met if what overlap adds goes on as between the ends, or the last two looks."""

@@ -9,14 +9,12 @@ from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
 from sim.run.clock_search import ClockSearch, PowerSearch, SearchRule, look
-
 from sim.run.guide import GuidedSearch, PowerGuide
-from sim.run.retimed import Looks
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
 # Coarse steps first: clocks that other caps and scenarios have met too, and several GPUs move each other's power.
-WALKS = True
+NOTE = True
 RULE = SearchRule(grid_hz=CLOCK_GRID_HZ, coarse=10)
 # Where a search begins, of the maximum clock: near where big products settle on an H100 at its TDP.
 FIRST_SHARE = 0.73
@@ -58,6 +56,8 @@ def steady_clocks(
     """
 
     def at(clocks_hz: list[float]) -> list[float]:
+        if NOTE and guide is not None:
+            guide.book.note(HeldClock(clocks_hz[0], limits.fast_limit_w))
         return mean_w_at(sequence, tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
 
     scheduled = any(part.piece.serial is None for part in sequence)
@@ -74,7 +74,6 @@ def held_clocks(
     *,
     guide: PowerGuide | None = None,
     slow_top: bool = False,
-    looks: Looks | None = None,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
@@ -88,18 +87,8 @@ def held_clocks(
         return found
     searches: Sequence[PowerSearch]
     if guide is not None:
-        limit = limits.fast_limit_w
-        guided = GuidedSearch(guide, model, limit_w, guide.expected_w(limit), limit if WALKS else None, looks)
-        searches = [guided]
-        of_clocks = at
-
-        def noted(clocks_hz: list[float]) -> list[float]:
-            if not guided.settled:
-                if guided.prepare():
-                    guide.book.run(HeldClock(clocks_hz[0], limit))
-            return of_clocks(clocks_hz)
-
-        at = noted
+        if NOTE: guide.retime()
+        searches = [GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))]
     else:
         first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
         halving = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]

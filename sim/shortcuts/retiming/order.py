@@ -204,9 +204,10 @@ class _Maker:
             was = before.get(id(one.entry))
             if was is None:
                 fresh.append(one)
-            elif one.held < was.held and one.sms == was.sms:
+                continue
+            if 0 <= was.tail_due <= now_ps:
                 (releases if was.tail_due == now_ps else passed).append(numbers[id(one.entry)])
-            elif one.sms > was.sms and one.entry.grid.collective:
+            if one.sms > was.sms and one.entry.grid.collective:
                 grows.append((numbers[id(one.entry)], was.held / one.entry.wanted))
         leaves = self._leave(self._ends[at])
         if at and not (self._ends[at] or self._asks[at] or releases):

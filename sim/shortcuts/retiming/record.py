@@ -51,9 +51,10 @@ class Record:
         )
         self.filled_first = np.cumsum([0, *(len(one.runs) for one in shown)])[:-1]
 
-    def solved(self, curves: ClockCurves, limit_w: float) -> Solved:
-        """Its sets at the clocks of ``curves`` under a fast limit."""
-        return Solved(self, self.sets.at(curves), limit_w)
+    def solved(self, curves: ClockCurves, limit_w: float, *, known: bool = False) -> Solved:
+        """Its sets at the clocks of ``curves`` under a fast limit; ``known``: which lowers only what it has lowered
+        before."""
+        return Solved(self, self.sets.at(curves), limit_w, known=known)
 
     def places(self, at: int) -> list[int]:
         """Of the entries that run after an instant, in the order of the running set."""
@@ -63,8 +64,8 @@ class Record:
 class Solved:
     """States of a record's sets at some clocks under a fast limit: ``rates`` by place, ``power_w`` by set."""
 
-    def __init__(self, record: Record, states: SetStates, limit_w: float) -> None:
-        self.record, self.states, self.limit_w = record, states, limit_w
+    def __init__(self, record: Record, states: SetStates, limit_w: float, *, known: bool = False) -> None:
+        self.record, self.states, self.limit_w, self._known_alone = record, states, limit_w, known
         self._chip = record.sets.gpu.chip_power_factor
         self._idle_w = states.idle_w * record.sets.share
         self.rates = states.rate[record.rows]
@@ -122,6 +123,8 @@ class Solved:
         for place in over.any(axis=1).nonzero()[0].tolist():
             number = record.some[place]
             state = self._throttle(filled_by(record.order.sets[number]))
+            if state is None:
+                continue
             self.even[number] = state, over[place]
             self.power_w[number, over[place]] = state.power_w
         if self.even:
@@ -129,19 +132,22 @@ class Solved:
                 if instant.fills is None and instant.number in self.even:
                     self._lower(at, *self.even[instant.number])
 
-    def _throttle_filled(self, at: int, over: Flags) -> GpuState:
+    def _throttle_filled(self, at: int, over: Flags) -> GpuState | None:
         instant = self.record.order.instants[at]
         state = self._throttle(filled_by(self.record.order.sets[instant.number], instant.fills))
-        self._lower(at, state, over)
+        if state is not None:
+            self._lower(at, state, over)
         return state
 
     def _lower(self, at: int, state: GpuState, over: Flags) -> None:
         for place, rate in zip(self.record.places(at), state.rates, strict=True):
             self.rates[place, over] = rate
 
-    def _throttle(self, running: Running) -> GpuState:
+    def _throttle(self, running: Running) -> GpuState | None:
         """The state at the fast limit, which is that of any higher clock."""
         model = self.record.order.model
+        if self._known_alone:
+            return model.throttled(running, self.limit_w)
         return model.solve(running, self.limit_w, model.gpu.max_clock_hz)
 
 

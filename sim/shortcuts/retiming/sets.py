@@ -1,7 +1,6 @@
-"""Running sets of one GPU at many clocks at once: to the last bit what :meth:`RunningSet.at` gives at each.
+"""Running sets of one GPU at many clocks at once: what :meth:`RunningSet.at` gives at each, to a few last bits.
 
-The laws are the same functions, of arrays. Powers with an exponent go through Python's own, one by one: numpy's differ
-from it in the last bit of one in twenty.
+The laws are the same functions, of arrays; numpy's powers differ from Python's in the last bit of one in twenty.
 """
 
 from __future__ import annotations
@@ -20,24 +19,11 @@ from sim.engine.fluid import FluidModel, Running
 from sim.engine.resources.bandwidth import share
 from sim.engine.resources.hbm import HbmShares, shares_behind_others
 from sim.engine.resources.link_port import LinkShares
-from sim.engine.running import PS_PER_S, GpuState, Member, SetFacts
+from sim.engine.running import PS_PER_S, Member, SetFacts
 from sim.shortcuts.clocks import ClockCurves
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-
-
-class LikePython(np.ndarray[Any, Any]):
-    """Floats whose powers are Python's, to the last bit."""
-
-    def __pow__(self, exponent: Any) -> Any:
-        """Each to the power of one exponent."""
-        return np.array([base**exponent for base in self.ravel().tolist()]).reshape(self.shape).view(LikePython)
-
-
-def like_python(values: Floats) -> Any:
-    """The same values with Python's powers."""
-    return values.view(LikePython)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,41 +119,6 @@ class SetsAtClocks:
             idle_w=curves.idle_w,
         )
 
-    def column(self, states: SetStates, column: int) -> StatesAt:
-        """The states at one of the clocks."""
-        return StatesAt(self, states, column)
-
-
-class StatesAt:
-    """States of sets at one clock, as the engine's solver has them."""
-
-    def __init__(self, sets: SetsAtClocks, states: SetStates, column: int) -> None:
-        self._facts, self._first, self._gpu = sets.facts, sets.first.tolist(), sets.gpu
-        self._clock_hz, self._idle_w = states.clock_hz.item(column), states.idle_w.item(column)
-        self._rate, self._dynamic_w = states.rate[:, column].tolist(), states.dynamic_w[:, column].tolist()
-        self._hbm, self._link = states.hbm_bytes_per_s[:, column].tolist(), states.link_bytes_per_s[:, column].tolist()
-
-    def state(self, number: int, fills: Sequence[float]) -> GpuState:
-        """One set, whatever its power, its kernels' rounds filled by ``fills``."""
-        facts, gpu, idle_w = self._facts[number], self._gpu, self._idle_w
-        assert facts is not None
-        low, high = self._first[number], self._first[number + 1]
-        factor = gpu.chip_power_factor
-        powers = [
-            own * (fill * factor) + idle_w * part
-            for own, fill, part in zip(self._dynamic_w[low:high], fills, facts.shares, strict=True)
-        ]
-        return GpuState(
-            index=-1,
-            clock_hz=self._clock_hz,
-            power_w=math.fsum(powers),
-            kernel_power_w=tuple(powers),
-            rates=tuple(self._rate[low:high]),
-            sms_busy=facts.sms_busy,
-            hbm_bytes_per_s=math.fsum(self._hbm[low:high]),
-            link_bytes_per_s=math.fsum(self._link[low:high]),
-        )
-
 
 class _Paces:
     """Times of members alone, each different one once; one call of the law for all that it treats alike."""
@@ -196,8 +147,7 @@ class _Paces:
 
     def seconds_at(self, clock_hz: Floats) -> Floats:
         """Of every member at every clock."""
-        clocks = like_python(clock_hz)
-        seconds = [np.asarray(pace.seconds_at(clocks)) for pace in self._together]
+        seconds = [pace.seconds_at(clock_hz) for pace in self._together]
         return (seconds[0] if len(seconds) == 1 else np.concatenate(seconds))[self._places]
 
 
@@ -294,7 +244,7 @@ class _Waits:
         flow = of._hbm_bytes[rows] * own * PS_PER_S
         some = self._unlimited
         if len(some):
-            share_of_time = like_python(self._share * own[some] * PS_PER_S)
+            share_of_time = self._share * own[some] * PS_PER_S
             flow[some] = unlimited_at(flow[some], share_of_time, self._hold)
         loads = (clock_hz / of.gpu.reference_clock_hz * flow).reshape(*self._rows.shape, -1)
         behind = np.array([_sum([loads[at] * apart for at, apart in others]) for others in self._others])
@@ -302,8 +252,7 @@ class _Waits:
         mine = own[here]
         waited = behind.reshape(len(rows), -1)[here] / of.hbm.bytes_per_s
         computing = np.minimum(1.0, self._cycles / clock_hz * mine * PS_PER_S)
-        longer = waiting_slowdown_at(like_python(self._wait * computing), slowdown_at(like_python(waited)))
-        rate[rows[here]] = mine / np.asarray(longer)
+        rate[rows[here]] = mine / waiting_slowdown_at(self._wait * computing, slowdown_at(waited))
 
 
 def _column(values: Sequence[float]) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from sim.engine.resources.tiles import begin_late
 from sim.shortcuts.retiming.dealing import WHOLE, Tiles, deal_at
 from sim.shortcuts.retiming.order import Deal, Instant
-from sim.shortcuts.retiming.record import Solved, filled_by
+from sim.shortcuts.retiming.record import Solved
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -32,41 +31,26 @@ CEIL_PS = 1e-6  # what the engine forgives when it rounds an end up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """Lengths (ps) and joules at some clocks, and where the order ``held``.
+    """Lengths (ps) and power (W) between instants at some clocks, and where the order ``held``.
 
     They are ``exact`` where no throttled kernel is dealt tiles otherwise than in the record: its clock there is that of
     the record, which is as good as true. Where the order breaks they mean little.
     """
 
-    length_ps: Floats
-    energy_j: Floats
+    lasts_ps: Floats  # from each instant to the next, by clock, as is
+    power_w: Floats  # meanwhile
     held: Flags
     exact: Flags
-    solved: Solved
-    fills: Floats  # of dealt tiles, entry by entry and instant by instant
 
-    def seed(self, column: int) -> None:
-        """Have the engine's solver know the states at a clock."""
-        solved, record = self.solved, self.solved.record
-        states, sets, order = solved.states, record.sets, record.order
-        model, limit_w, clock_hz = order.model, solved.limit_w, states.clock_hz.item(column)
-        at = sets.column(states, column)
-        for number, running in enumerate(order.sets):
-            if running:
-                state, over = solved.even.get(number, (None, None))
-                if over is None or not over[column]:
-                    state = at.state(number, [1.0] * len(running))
-                assert state is not None
-                if state.power_w <= limit_w and state.clock_hz <= clock_hz:
-                    model.keep(filled_by(running), limit_w, clock_hz, state)
-        fills = iter(self.fills[:, column].tolist())
-        for instant, over in zip(record.filled, solved.over[:, column].tolist(), strict=True):
-            number = order.instants[instant].number
-            here = list(islice(fills, len(order.sets[number])))
-            if not over:
-                state = at.state(number, here)
-                if state.power_w <= limit_w:
-                    model.keep(filled_by(order.sets[number], here), limit_w, clock_hz, state)
+    @property
+    def length_ps(self) -> Floats:
+        """When the last kernel ends."""
+        return self.lasts_ps.sum(axis=0)  # type: ignore[no-any-return]
+
+    @property
+    def energy_j(self) -> Floats:
+        """Joules of the GPU until then."""
+        return (self.power_w * (self.lasts_ps * 1e-12)).sum(axis=0)  # type: ignore[no-any-return]
 
 
 def walk(solved: Solved) -> Walked:
@@ -105,11 +89,8 @@ class _Walk:
             fills = np.array([one if isinstance(one, np.ndarray) else self.ones * one for one in self.filled])
             fills = fills.reshape(-1, len(self.clocks))
             power_w, exact = self.solved.all_w(fills)
-            energy_j = (power_w[:-1] * (lasts_ps * 1e-12)).sum(axis=0)
-            self.held &= (lasts_ps > 0.0).all(axis=0) & self._still_run(lasts_ps) & self._apart() & np.isfinite(energy_j)
-        return Walked(
-            length_ps=times[-1], energy_j=energy_j, held=self.held, exact=exact, solved=self.solved, fills=fills
-        )
+            held = self.held & (lasts_ps > 0.0).all(axis=0) & self._still_run(lasts_ps) & self._apart()
+        return Walked(lasts_ps=lasts_ps, power_w=power_w[:-1], held=held, exact=held & exact)
 
     def _step(self, at: int, instant: Instant) -> None:
         now = self._now(at, instant)
@@ -246,9 +227,8 @@ class _Walk:
         """Deal a kernel's tiles anew."""
         if one.first is not None:
             class_id, dealing = one.first
-            thin = self.order.model.thin
-            every = [thin(class_id, clock_hz, dealing.rounds) for clock_hz in self.clocks.tolist()]
-            self.tiles[one.split] = Tiles(dealing, np.array(every))
+            thin = self.order.model.thin_at(class_id, self.clocks, dealing.rounds)
+            self.tiles[one.split] = Tiles(dealing, thin)
         lefts: list[Any] = [np.maximum(self._left(entry, at), 0.0) for entry in one.begun[:-1]]
         lefts.append(1.0)
         parts = [(n, left, self.parts[entry]) for n, left, entry in zip(one.slots, lefts, one.begun, strict=True)]
