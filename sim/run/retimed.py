@@ -1,12 +1,13 @@
-"""Orders of events kept of a plan's first engine run, and what its work would draw at other clocks by them.
+"""The order of events of one engine run of a plan, and what its work would draw at other clocks by it.
 
-A walk through an order (:mod:`sim.shortcuts.retiming`) at many clocks costs about as much as a run of the engine at one.
-It takes the place of looks in the middle of a search; those that prove its answer are the engine's.
+A walk through an order (:mod:`sim.shortcuts.retiming`) at many clocks costs about as much as two runs of the engine at
+one, the order taken down included. It says where searches under further caps end; the looks that prove it are the
+engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,82 +24,85 @@ from sim.shortcuts.retiming.walk import walk
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Places = NDArray[np.intp]
 
-# Orders are taken down of pieces of at most so many kernels.
+# The order is taken down of pieces of at most so many kernels.
 MOST_KERNELS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """Stretches of work of one running set each: how often each comes, lengths (ps) and power (W) over the clock."""
+    """Stretches of work, one a row: how often each comes, its lengths (ps) and its power (W) over the clock."""
 
     count: Floats
     lasts_ps: Floats
     power_w: Floats
 
-    def part(self, columns: slice) -> Stretches:
+    def at(self, columns: Places) -> Stretches:
         """The same at some of the clocks."""
         return Stretches(count=self.count, lasts_ps=self.lasts_ps[:, columns], power_w=self.power_w[:, columns])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retimed:
+    """The work that overlaps, at some clocks: between two instants each row, ``held`` where no order of events changed.
+
+    Elsewhere the instants of the run come at the times that its own causes say: an estimate.
+    """
+
+    stretches: Stretches
+    held: Flags
+
+
 @dataclass(slots=True)
 class OrderBook:
-    """The orders of the pieces of a sequence on one GPU that overlap, each taken down of its first run."""
+    """The orders of the pieces of ``sequence`` on one GPU that overlap, each that of the first run it is shown."""
 
     sequence: Sequence[Repeated]
-    _noted: dict[int, tuple[HeldClock, NotingCore, Recorder]] = field(default_factory=dict)
-    _records: dict[int, Record | None] = field(default_factory=dict)
+    _noted: dict[int, tuple[HeldClock, NotingCore, Recorder]] = field(default_factory=dict)  # by identity of the piece
 
     @property
-    def empty(self) -> bool:
-        """Whether no run has been noted."""
-        return not (self._noted or self._records)
+    def complete(self) -> bool:
+        """Whether there is an order of every piece."""
+        return all(id(piece) in self._noted for piece in self._overlapped())
 
     def note(self, held: HeldClock) -> None:
-        """Run the pieces at a clock, unless they have been run, and take down their orders."""
-        for piece in self._scheduled():
-            if not piece.played and not piece.whole and piece.graph.kernels <= MOST_KERNELS:
+        """Run the pieces whose orders are missing at a clock, and take these down."""
+        for piece in self._overlapped():
+            small = not piece.whole and piece.graph.kernels <= MOST_KERNELS
+            if small and id(piece) not in self._noted and not piece.known((held,)):
                 core = NotingCore(piece.graph, [piece.model], [held])
                 records = Engine(core).run()
                 piece.keep((held,), piece.ended(records))
                 self._noted[id(piece)] = held, core, records
 
-    def walked(self, curves: ClockCurves) -> tuple[Stretches, Flags] | None:
-        """The work's stretches at the clocks of ``curves`` below any limit, one a row, and where the orders hold.
-
-        None where a piece that overlaps has no order.
-        """
-        found = []
-        held = np.ones(len(curves.clock_hz), dtype=bool)
-        for piece in self._scheduled():
+    def retimed(self, curves: ClockCurves) -> Retimed | None:
+        """The work that overlaps at the clocks of ``curves``, its fast limit that of the noted runs; None without."""
+        walks = []
+        for piece in self._overlapped():
             record = self._record(piece)
             if record is None:
                 return None
             target = record.order.target
-            limit_w = target.power_w if isinstance(target, HeldClock) else np.inf
-            by_clock = walk(record.solved(curves, limit_w, known=True))
-            held &= by_clock.held
+            by_clock = walk(record.solved(curves, target.power_w, known=True))
             count = float(sum(step.repeat for step in self.sequence if step.piece is piece))
-            found.append((count, by_clock))
-        return (
-            Stretches(
-                count=np.concatenate([np.full(len(one.lasts_ps), count) for count, one in found]),
-                lasts_ps=np.concatenate([one.lasts_ps for _, one in found]),
-                power_w=np.concatenate([one.power_w for _, one in found]),
-            ),
-            held,
+            walks.append((np.full(len(by_clock.lasts_ps), count), by_clock))
+        stretches = Stretches(
+            count=np.concatenate([count for count, _ in walks]),
+            lasts_ps=np.concatenate([one.lasts_ps for _, one in walks]),
+            power_w=np.concatenate([one.power_w for _, one in walks]),
         )
+        return Retimed(stretches=stretches, held=np.logical_and.reduce([one.held for _, one in walks]))
 
-    def _scheduled(self) -> Iterator[Piece]:
-        pieces = {id(step.piece): step.piece for step in self.sequence if step.piece.serial is None}
-        return iter(pieces.values())
+    def _overlapped(self) -> Sequence[Piece]:
+        return list({id(step.piece): step.piece for step in self.sequence if step.piece.serial is None}.values())
 
     def _record(self, piece: Piece) -> Record | None:
-        noted = self._noted.pop(id(piece), None)
-        if noted is not None:
-            held, core, records = noted
-            try:
-                self._records[id(piece)] = Record(order_of(core, held, records))
-            except ValueError:  # NoOrder, or sets that have no rates of their own
-                self._records[id(piece)] = None
-        return self._records.get(id(piece))
+        noted = self._noted.get(id(piece))
+        if noted is None:
+            return None
+        held, core, records = noted
+        try:
+            return Record(order_of(core, held, records))
+        except ValueError:  # an order that cannot be followed, or kernels without a rate of their own
+            return None

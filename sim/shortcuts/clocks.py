@@ -55,7 +55,7 @@ class ClockCurves:
     idle_w: Floats
     voltage_scale: Floats
 
-    def part(self, columns: slice) -> ClockCurves:
+    def at(self, columns: NDArray[np.intp]) -> ClockCurves:
         """The same at some of the clocks."""
         return ClockCurves(
             clock_hz=self.clock_hz[columns],

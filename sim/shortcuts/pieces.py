@@ -124,6 +124,10 @@ class Piece:
             self.keep(limits_w, known)
         return known
 
+    def known(self, limits_w: Limits) -> bool:
+        """Whether what it draws under fixed power targets takes no run of the engine."""
+        return self.serial is not None or limits_w in self.played
+
     def keep(self, limits_w: Limits, played: Played) -> None:
         """Remember a run."""
         if self.whole or len(self.played) >= MAX_PLAYED:

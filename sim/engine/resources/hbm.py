@@ -97,5 +97,6 @@ def share_behind_others(
 def shares_behind_others(demand: Floats, weight: Floats, others: Floats, other_weights: Floats, cap: float) -> Floats:
     """The same of many kernels and clocks in one go, by the sums of what the others ask for and of their weights."""
     level = np.maximum(cap - others, cap * weight / (weight + other_weights))
-    longer = (demand / level).ravel().tolist()
-    return demand / np.array([math.hypot(1.0, each) for each in longer]).reshape(demand.shape)
+    longer = (demand / level).ravel().tolist()  # one by one: numpy's function is another
+    slowdowns: Floats = np.array([math.hypot(1.0, each) for each in longer]).reshape(demand.shape)
+    return demand / slowdowns

@@ -14,9 +14,9 @@ from sim.engine.core import Core
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.resources.grid import Grid
+from sim.engine.resources.grid import Grid, Progress
 from sim.engine.resources.tiles import WHOLE, Dealing, Part, last_round
-from sim.engine.running import Target
+from sim.engine.running import HeldClock
 from sim.engine.state import Entry
 
 
@@ -44,14 +44,8 @@ class Noted(NamedTuple):
 class NotingCore(Core):
     """A run of one GPU that notes what runs after each instant, and whether requests wait for SMs."""
 
-    def __init__(
-        self,
-        graph: KernelGraph,
-        models: list[FluidModel],
-        targets: Sequence[Target],
-        pool_sms: list[float] | None = None,
-    ) -> None:
-        super().__init__(graph, models, targets, pool_sms)
+    def __init__(self, graph: KernelGraph, models: list[FluidModel], targets: Sequence[HeldClock]) -> None:
+        super().__init__(graph, models, targets)
         self.noted: list[Noted] = []
 
     def update(self, now_ps: int) -> None:
@@ -110,7 +104,7 @@ class Order:
     """One run's order of events; ``sets`` are its different running sets, fills apart."""
 
     model: FluidModel
-    target: Target
+    target: HeldClock
     instants: tuple[Instant, ...]
     entries: int
     sets: tuple[Running, ...]
@@ -118,21 +112,21 @@ class Order:
     energy_j: float
 
 
-class NoOrder(ValueError):
+class OrderError(ValueError):
     """A run whose order is not taken down, and why."""
 
 
-def order_of(core: NotingCore, target: Target, records: Recorder) -> Order:
-    """The order of a run that has ended, under ``target``; raises :class:`NoOrder` where it cannot be followed."""
+def order_of(core: NotingCore, target: HeldClock, records: Recorder) -> Order:
+    """The order of a run that has ended, under ``target``; raises :class:`OrderError` where it cannot be followed."""
     graph = core.graph
     if graph.gpus > 1 or graph.partition_sms or graph.issue_ps is not None or core.between is not None:
-        raise NoOrder("several GPUs, partitions, launches or networks have times of their own")
+        raise OrderError("several GPUs, partitions, launches or networks have times of their own")
     noted = core.noted
     if noted[-1].running:
         noted.append(Noted(records.end_ps, [], queued=False, quiet=True))
     times = {now_ps: at for at, (now_ps, *_) in enumerate(noted)}
     if len(times) < len(noted):
-        raise NoOrder("an instant was resolved twice")
+        raise OrderError("an instant was resolved twice")
     made = _Maker(core, noted, times)
     return Order(
         model=core.gpus[0].model,
@@ -188,7 +182,7 @@ class _Maker:
                     ready = max(turn, ready)
                     at = times.get(self._noted[ready].now_ps + lead_ps)
                     if at is None:
-                        raise NoOrder("a request for SMs was seen at no instant")
+                        raise OrderError("a request for SMs was seen at no instant")
                     asks[at].add((ready, lead_ps))
                 turn = self._end_of_op[op]
         return asks
@@ -198,7 +192,9 @@ class _Maker:
         now_ps, running, queued, quiet = self._noted[at]
         before = {id(one.entry): one for one in self._noted[at - 1].running} if at else {}
         numbers = self.entries
-        releases, grows, fresh = [], [], []
+        releases: list[int] = []
+        grows: list[tuple[int, float]] = []
+        fresh: list[_Held] = []
         passed = [n for n in self._ends[at] if 0 <= before[id(self._objects[n])].tail_due < now_ps]
         for one in running:
             was = before.get(id(one.entry))
@@ -211,13 +207,13 @@ class _Maker:
                 grows.append((numbers[id(one.entry)], was.held / one.entry.wanted))
         leaves = self._leave(self._ends[at])
         if at and not (self._ends[at] or self._asks[at] or releases):
-            raise NoOrder("an instant without a cause")
+            raise OrderError("an instant without a cause")
         key = tuple([(one.entry.class_id, one.sms) for one in running])
         if key not in self._numbers:
             self._numbers[key] = len(self.sets)
             self.sets[key] = tuple([(*both, False, one.fill) for both, one in zip(key, running, strict=True)])
         if any(one.entry.flow.collective >= 0 and one.entry.flow.missing for one in running):
-            raise NoOrder("kernels that wait for other GPUs")
+            raise OrderError("kernels that wait for other GPUs")
         return Instant(
             ends=tuple(self._ends[at]),
             asks=tuple(sorted(self._asks[at])),
@@ -257,7 +253,7 @@ class _Maker:
                 first = one.entry.class_id, one.dealing
             number = self._splits[id(split)]
             if number in dealt:
-                raise NoOrder("two parts of a kernel started at once")
+                raise OrderError("two parts of a kernel started at once")
             dealt.add(number)
             begun = self._begun[number]
             begun.append(self.entries[id(one.entry)])
@@ -287,8 +283,8 @@ class _Seen:
     grid: Grid
     sms: float
     part: Part = WHOLE
-    progress: None = None
+    progress: Progress | None = None
     fill: float = 1.0
 
-    def thin(self, _rounds: int) -> float:
+    def thin(self, rounds: int) -> float:  # noqa: ARG002 - as kernels have it
         return 1.0

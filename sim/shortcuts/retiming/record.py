@@ -99,7 +99,7 @@ class Solved:
         if not len(rows):
             return np.zeros((0, len(self.states.idle_w)))
         own_w = self.states.dynamic_w[rows] * (fills * self._chip) + self._idle_w[rows]
-        return np.add.reduceat(own_w, self.record.filled_first)  # type: ignore[no-any-return]
+        return np.add.reduceat(own_w, self.record.filled_first)
 
     def all_w(self, fills: Floats) -> tuple[Floats, Flags]:
         """Power from each instant on, with tiles dealt so, and the clocks at which no limit depends on how."""
@@ -120,7 +120,7 @@ class Solved:
 
     def _throttle_even(self, over: Flags) -> None:
         record = self.record
-        for place in over.any(axis=1).nonzero()[0].tolist():
+        for place in np.flatnonzero(over.any(axis=1)).tolist():
             number = record.some[place]
             state = self._throttle(filled_by(record.order.sets[number]))
             if state is None:

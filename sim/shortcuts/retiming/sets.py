@@ -70,8 +70,9 @@ class SetsAtClocks:
         self._own = _column([m.sms for m in self._members])
         self._gap = _column([m.cls.gap_s for m in self._members])
         terms = [m.terms for m in self._members]
-        self._hbm_bytes, self._link_bytes = _column([t.hbm_bytes for t in terms]), _column([t.link_bytes for t in terms])
-        self._energy = Columns(
+        self._hbm_bytes = _column([t.hbm_bytes for t in terms])
+        self._link_bytes = _column([t.link_bytes for t in terms])
+        self._energy: Any = Columns(
             core_energy_j=_column([t.core_energy_j for t in terms]),
             hbm_energy_j=_column([t.hbm_energy_j for t in terms]),
             link_energy_j=_column([t.link_energy_j for t in terms]),
@@ -169,7 +170,7 @@ class _Beside:
         self._rows: Places = np.array([first + place for place in range(size)])  # member by set
         self._few = [np.array([one.few[place] for one in facts]) for place in range(size)]
         self._weights = [[one.weights[place] for place in range(size)] for one in facts]
-        self._waits = _Waits(of, [one.beside for one in facts], facts, self._rows) if any(f.beside for f in facts) else None
+        self._waits = _Waits(of, facts, self._rows) if any(one.beside for one in facts) else None
 
     def wait(self, rate: Floats, clock_hz: Floats) -> None:
         """Lower the rates of kernels whose loads queue behind those of the others."""
@@ -214,9 +215,9 @@ class _Beside:
 class _Waits:
     """Sets of one size in which loads queue behind those of another kernel."""
 
-    def __init__(self, of: SetsAtClocks, beside: Sequence[bool], facts: Sequence[SetFacts], rows: Places) -> None:
+    def __init__(self, of: SetsAtClocks, facts: Sequence[SetFacts], rows: Places) -> None:
         self._of = of
-        chosen = [place for place, one in enumerate(beside) if one]
+        chosen = [place for place, one in enumerate(facts) if one.beside]
         rows = rows[:, chosen]
         kernels = np.array([facts[place].kernels for place in chosen]).T  # member by set
         self._rows = rows
@@ -229,13 +230,11 @@ class _Waits:
         waits = np.array([m.terms.load_wait > 0.0 for m in members])
         self._unlimited, self._lowered = np.flatnonzero(flows), np.flatnonzero(waits)
         limited = [members[at] for at in self._unlimited]
-        self._share, self._hold = _column([m.pace.scale * m.pace.transfer_s for m in limited]), _column(
-            [m.hold for m in limited]
-        )
+        self._share = _column([m.pace.scale * m.pace.transfer_s for m in limited])
+        self._hold = _column([m.hold for m in limited])
         lowered = [members[at] for at in self._lowered]
-        self._wait, self._cycles = _column([m.terms.load_wait for m in lowered]), _column(
-            [m.pace.cycles for m in lowered]
-        )
+        self._wait = _column([m.terms.load_wait for m in lowered])
+        self._cycles = _column([m.pace.cycles for m in lowered])
 
     def lower(self, rate: Floats, clock_hz: Floats) -> None:
         """Set the rates beside the others' loads."""

@@ -178,14 +178,16 @@ class _Walk:
         left = np.repeat(lefts, counts, axis=0) - gone
         more = left > rates * (2.0 * CEIL_PS) + 10.0 * ROUNDING
         more[np.array(first[1:]) - 1] = True  # it ends
-        return more.all(axis=0)  # type: ignore[no-any-return]
+        still: Flags = np.logical_and.reduce(more)
+        return still
 
     def _apart(self) -> Flags:
         """Where no rounding decides."""
         lasts_ps, rate = np.array([one[0] for one in self.rounded]), np.array([one[1] for one in self.rounded])
         slack = ROUNDING / rate + ROUNDING_PS
         share = np.ceil(lasts_ps) - lasts_ps
-        return ((share > slack) & (share < 1.0 - slack)).all(axis=0)  # type: ignore[no-any-return]
+        apart: Flags = np.logical_and.reduce((share > slack) & (share < 1.0 - slack))
+        return apart
 
     # -- last rounds ----------------------------------------------------------------------------------------
 
