@@ -74,6 +74,7 @@ class _Walk:
         self.parts = [WHOLE] * order.entries
         self.tiles: dict[int, Tiles] = {}  # of kernels that are dealt
         self.tail_ps: dict[int, tuple[Floats, Floats]] = {}  # when SMs are released, and before rounding
+        self.never = np.full(width, np.inf), self.ones * 0.5
         self.times: list[Floats] = []
         self.filled: list[Any] = []  # fills where tiles have been dealt
         self.resets: dict[int, Any] = {}  # what is left at a place from where it is counted anew
@@ -129,7 +130,7 @@ class _Walk:
             self.rounded.append((lasts_ps, self.rate[entry]))
             yield self.times[self.since[entry]] + np.maximum(1.0, np.ceil(lasts_ps))
         for entry in instant.releases:
-            due_ps, lasts_ps = self.tail_ps[entry]
+            due_ps, lasts_ps = self.tail_ps.get(entry, self.never)
             self.rounded.append((lasts_ps, self.rate[entry]))
             yield due_ps
 
@@ -200,26 +201,24 @@ class _Walk:
         lasts_ps = (left - share) / rate
         due_ps = now + np.maximum(1.0, np.ceil(lasts_ps))
         before = due_ps < self.times[self.since[entry]] + np.ceil(self.left[entry] / rate - CEIL_PS)
-        if entry in self.tail_ps:
-            old_ps, old_lasts_ps = self.tail_ps[entry]
-            self.tail_ps[entry] = np.where(before, due_ps, old_ps), np.where(before, lasts_ps, old_lasts_ps)
-        elif before.any():
-            self.tail_ps[entry] = np.where(before, due_ps, np.inf), lasts_ps
+        old_ps, old_lasts_ps = self.tail_ps.get(entry, self.never)
+        self.tail_ps[entry] = np.where(before, due_ps, old_ps), np.where(before, lasts_ps, old_lasts_ps)
 
     def _watch(self, at: int, now: Floats, instant: Instant) -> None:
         """Last rounds begin when they did in the record, or at least between the same instants."""
         armed, held, before = self.tail_ps, self.held, self.times[at - 1]
         quiet = self.order.instants[at - 1].quiet
         for entry in instant.releases:
-            held &= armed.pop(entry)[0] == now
+            held &= armed.pop(entry, self.never)[0] == now
         for entry in instant.passed:
-            due_ps, _ = armed.pop(entry)
+            due_ps, _ = armed.pop(entry, self.never)
             held &= due_ps > before
             if not (quiet and entry in instant.ends):  # else it gives all its SMs back, seen by no one before
                 held &= due_ps <= now
         for entry in instant.ends:
             if entry in armed:
-                held &= armed.pop(entry)[0] > (before if quiet else now)
+                due_ps, _ = armed.pop(entry)  # at once is well, too: it gives all its SMs back
+                held &= (due_ps > before) if quiet else (due_ps >= now)
         for due_ps, _ in armed.values():
             held &= due_ps > now
 
