@@ -3,8 +3,8 @@
 Each look at such work's mean power is a run of the engine. What its kernels would draw one after another
 (:mod:`sim.shortcuts.clocks`) costs next to nothing at all clocks at once, and what overlap adds to that changes little
 from clock to clock: after one run the next clock is within a step or two of the answer. Where that does not help, the
-order of events of a run (:mod:`sim.run.retimed`) says what overlap adds. The guide only chooses where to look. The answer
-is that of the runs.
+order of events of a run (:mod:`sim.run.retimed`) says what overlap adds. The guide only chooses where to look. The
+answer is that of the runs.
 """
 
 from __future__ import annotations
