@@ -14,7 +14,7 @@ from sim.engine.record import Recorder
 from sim.engine.running import GpuModel, HeldClock
 from sim.shortcuts.clocks import clock_of
 from sim.shortcuts.retiming.order import NotingCore, order_of
-from sim.shortcuts.retiming.record import Record
+from sim.shortcuts.retiming.record import OrderRecord
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 
 HOPPER = replace(GPU, sms=132, chip_power_factor=1.03)
@@ -92,8 +92,8 @@ def at_step(g: KernelGraph, gpu: GpuModel, step: int, limit_w: float) -> Recorde
     return Engine(Core(g, [FluidModel(gpu, g.classes, [])], [HeldClock(clock_of(gpu, step), limit_w)])).run()
 
 
-def record_at(g: KernelGraph, gpu: GpuModel, step: int, limit_w: float) -> Record:
+def record_at(g: KernelGraph, gpu: GpuModel, step: int, limit_w: float) -> OrderRecord:
     """The order of the run there."""
     held = HeldClock(clock_of(gpu, step), limit_w)
     core = NotingCore(g, [FluidModel(gpu, g.classes, [])], [held])
-    return Record(order_of(core, held, Engine(core).run()))
+    return OrderRecord(order_of(core, held, Engine(core).run()))

@@ -23,7 +23,7 @@ from sim.engine.resources.tiles import WHOLE as WHOLE_PART
 from sim.engine.resources.tiles import Dealing, Part, deal
 from sim.engine.running import Rules
 from sim.shortcuts.clocks import grid_of, top_step
-from sim.shortcuts.retiming.dealing import WHOLE, Share, Tiles, deal_at
+from sim.shortcuts.retiming.dealing import WHOLE, Share, TilesOverClocks, deal_at
 from sim.shortcuts.retiming.sets import SetsAtClocks
 from tests.engine_kit import GPU
 from tests.overlapped import HOPPER, kinds
@@ -122,7 +122,7 @@ def test_tiles_dealt_at_many_clocks_are_dealt_as_at_each(seed: int) -> None:
             break
         column = int(held.argmax())
         last = [part.last for _, _, part in parts[column]]
-        found = deal_at(shares, Tiles(dealing, thin), held, last)
+        found = deal_at(shares, TilesOverClocks(dealing, thin), held, last)
         shares = [(n, left, part) for (n, _, _), (left, part) in zip(shares, found, strict=True)]
         for column in np.flatnonzero(held).tolist():
             for (_, left, part), (_, exact, own_part) in zip(shares, parts[column], strict=True):
@@ -134,12 +134,12 @@ def test_tiles_dealt_at_many_clocks_are_dealt_as_at_each(seed: int) -> None:
                     )
                 compared += 1
     assert compared
-    assert Tiles(dealing, thin).without(WHOLE._replace(fetched=3.0)).dealing.fetched == fetched - 3.0
+    assert TilesOverClocks(dealing, thin).without(WHOLE._replace(fetched=3.0)).dealing.fetched == fetched - 3.0
 
 
 def test_a_clock_that_deals_otherwise_is_dropped() -> None:
     dealing = Dealing(4, 2, 248.0, 1.0, 1.0, 1.03125)
-    tiles = Tiles(dealing, np.ones(3))
+    tiles = TilesOverClocks(dealing, np.ones(3))
     held = np.ones(3, dtype=bool)
     [(left, part)] = deal_at([(100.0, 1.0, WHOLE)], tiles, held, [48.0])
     assert left.tolist() == [1.25] * 3 and part.rounds.tolist() == [5.0] * 3 and part.last == 48.0 and held.all()

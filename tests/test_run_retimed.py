@@ -10,7 +10,7 @@ from sim.engine.running import HeldClock
 from sim.result.looks import Looks
 from sim.result.report import summary
 from sim.run.guide import PowerGuide, mean_power_w
-from sim.run.retimed import OrderBook, Stretches
+from sim.run.retimed import OrderBook, WorkOverClocks
 from sim.run.runner import plan_of
 from sim.run.steady import steady_clocks
 from sim.scenario.machine import Machine, machine_of
@@ -105,8 +105,8 @@ def test_work_whose_orders_are_not_kept_is_searched_as_ever() -> None:
 def test_a_stretch_that_meets_the_limit_below_all_clocks_goes_by_the_power_law() -> None:
     # Power with the square of the clock, time against it: at a quarter of the power half the clock, twice the time.
     clock = np.array([1.0, 1.5, 2.0])
-    one = Stretches(count=np.array([1.0]), lasts_ps=1e6 / clock[None], power_w=100.0 * clock[None] ** 2)
-    idle = Stretches(count=np.array([1.0]), lasts_ps=np.full((1, 3), 1e6), power_w=np.full((1, 3), 10.0))
+    one = WorkOverClocks(count=np.array([1.0]), lasts_ps=1e6 / clock[None], power_w=100.0 * clock[None] ** 2)
+    idle = WorkOverClocks(count=np.array([1.0]), lasts_ps=np.full((1, 3), 1e6), power_w=np.full((1, 3), 10.0))
     assert mean_power_w([one, idle], 25.0) == pytest.approx([(25.0 * 2 + 10.0) / 3] * 3, rel=1e-12)
     assert mean_power_w([one, idle], 1e9)[2] == pytest.approx((400.0 * 0.5 + 10.0) / 1.5, rel=1e-12)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.engine.running import GpuModel, HeldClock
 from sim.result.looks import Looks
-from sim.run.retimed import OrderBook, Stretches
+from sim.run.retimed import OrderBook, WorkOverClocks
 from sim.shortcuts.clocks import KernelCurves, clock_of, curves_at, grid_of, top_step
 from sim.shortcuts.pieces import Repeated
 
@@ -55,7 +55,7 @@ class PowerGuide:
         self._worth_looks = worth_looks or 0
         self._expected: dict[float, Floats] = {}
         self._found: dict[int, float] = {}  # ratios at the steps where searches ended
-        self._walked: tuple[Places, Stretches] | None = None  # columns of ``steps``, and what was walked there
+        self._walked: tuple[Places, WorkOverClocks] | None = None  # columns of ``steps``, and what was walked there
         self._spent = 0  # looks of searches after the first beyond those that prove their answers
 
     @property
@@ -64,7 +64,7 @@ class PowerGuide:
         return self._walked is not None
 
     @cached_property
-    def _kernels(self) -> tuple[Stretches, Stretches]:
+    def _kernels(self) -> tuple[WorkOverClocks, WorkOverClocks]:
         """Kernels one after another: those of pieces that overlap, and the others."""
         grid = grid_of(self._sequence[0].piece.model.gpu, EVERY)
         count: tuple[list[float], list[float]] = ([], [])
@@ -75,7 +75,7 @@ class PowerGuide:
                 count[kind].append(float(step.repeat * times))
                 curves[kind].append(curves_at(grid, step.piece.model, class_id))
         overlapped, apart = (
-            Stretches(
+            WorkOverClocks(
                 count=np.array(times),
                 lasts_ps=np.array([one.lasts_ps for one in kinds]).reshape(-1, len(self.steps)),
                 power_w=np.array([one.power_w for one in kinds]).reshape(-1, len(self.steps)),
@@ -142,10 +142,10 @@ class PowerGuide:
         self._found[step] = ratio
 
 
-def mean_power_w(work: Sequence[Stretches], limit_w: float) -> Floats:
+def mean_power_w(work: Sequence[WorkOverClocks], limit_w: float) -> Floats:
     """Mean power over all stretches at each clock, no one's clock above that at which it meets the fast limit.
 
-    >>> one = Stretches(
+    >>> one = WorkOverClocks(
     ...     count=np.array([2.0]), lasts_ps=np.array([[4e6, 3e6, 2e6]]), power_w=np.array([[400.0, 500.0, 600.0]]))
     >>> mean_power_w([one], 550.0).tolist()
     [400.0, 500.0, 550.0]

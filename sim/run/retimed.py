@@ -19,7 +19,7 @@ from sim.engine.running import HeldClock
 from sim.shortcuts.clocks import ClockCurves
 from sim.shortcuts.pieces import Piece, Repeated
 from sim.shortcuts.retiming.order import NotingCore, order_of
-from sim.shortcuts.retiming.record import Record
+from sim.shortcuts.retiming.record import OrderRecord
 from sim.shortcuts.retiming.walk import walk
 
 Floats = NDArray[np.float64]
@@ -31,16 +31,16 @@ MOST_KERNELS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretches:
-    """Stretches of work, one a row: how often each comes, its lengths (ps) and its power (W) over the clock."""
+class WorkOverClocks:
+    """WorkOverClocks of work, one a row: how often each comes, its lengths (ps) and its power (W) over the clock."""
 
     count: Floats
     lasts_ps: Floats
     power_w: Floats
 
-    def at(self, columns: Places) -> Stretches:
+    def at(self, columns: Places) -> WorkOverClocks:
         """The same at some of the clocks."""
-        return Stretches(count=self.count, lasts_ps=self.lasts_ps[:, columns], power_w=self.power_w[:, columns])
+        return WorkOverClocks(count=self.count, lasts_ps=self.lasts_ps[:, columns], power_w=self.power_w[:, columns])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Retimed:
     Elsewhere the instants of the run come at the times that its own causes say: an estimate.
     """
 
-    stretches: Stretches
+    stretches: WorkOverClocks
     held: Flags
 
 
@@ -87,7 +87,7 @@ class OrderBook:
             by_clock = walk(record.solved(curves, target.power_w, known=True))
             count = float(sum(step.repeat for step in self.sequence if step.piece is piece))
             walks.append((np.full(len(by_clock.lasts_ps), count), by_clock))
-        stretches = Stretches(
+        stretches = WorkOverClocks(
             count=np.concatenate([count for count, _ in walks]),
             lasts_ps=np.concatenate([one.lasts_ps for _, one in walks]),
             power_w=np.concatenate([one.power_w for _, one in walks]),
@@ -97,12 +97,12 @@ class OrderBook:
     def _overlapped(self) -> Sequence[Piece]:
         return list({id(step.piece): step.piece for step in self.sequence if step.piece.serial is None}.values())
 
-    def _record(self, piece: Piece) -> Record | None:
+    def _record(self, piece: Piece) -> OrderRecord | None:
         noted = self._noted.get(id(piece))
         if noted is None:
             return None
         held, core, records = noted
         try:
-            return Record(order_of(core, held, records))
+            return OrderRecord(order_of(core, held, records))
         except ValueError:  # an order that cannot be followed, or kernels without a rate of their own
             return None

@@ -32,19 +32,19 @@ class Share(NamedTuple):
 WHOLE = Share()  # before any tile is dealt
 
 
-class Tiles(NamedTuple):
+class TilesOverClocks(NamedTuple):
     """How the tiles of a kernel go to its blocks: a :class:`Dealing` at many clocks, of which ``thin`` varies."""
 
     dealing: Dealing
     thin: Floats
 
-    def without(self, part: Share) -> Tiles:
+    def without(self, part: Share) -> TilesOverClocks:
         """What is left for the others when a part has ended."""
-        return Tiles(self.dealing._replace(fetched=self.dealing.fetched - part.fetched), self.thin)
+        return TilesOverClocks(self.dealing._replace(fetched=self.dealing.fetched - part.fetched), self.thin)
 
 
 def deal_at(
-    parts: Sequence[tuple[float, Any, Share]], tiles: Tiles, held: Flags, last: Sequence[float]
+    parts: Sequence[tuple[float, Any, Share]], tiles: TilesOverClocks, held: Flags, last: Sequence[float]
 ) -> list[tuple[Any, Share]]:
     """The share left of each part, and the part with its tiles dealt anew; ``parts``: slots, left, part.
 
@@ -63,7 +63,7 @@ def deal_at(
 
 
 def _as_at(
-    column: int, parts: Sequence[tuple[float, Any, Share]], tiles: Tiles
+    column: int, parts: Sequence[tuple[float, Any, Share]], tiles: TilesOverClocks
 ) -> tuple[list[tuple[Any, Share]], list[Flags]]:
     """Dealt by the decisions at one clock, and where others decide alike."""
     rounds, own, pool, full, _, fill = tiles.dealing

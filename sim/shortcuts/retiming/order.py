@@ -127,7 +127,7 @@ def order_of(core: NotingCore, target: HeldClock, records: Recorder) -> Order:
     times = {now_ps: at for at, (now_ps, *_) in enumerate(noted)}
     if len(times) < len(noted):
         raise OrderError("an instant was resolved twice")
-    made = _Maker(core, noted, times)
+    made = _OrderMaker(core, noted, times)
     return Order(
         model=core.gpus[0].model,
         target=target,
@@ -139,7 +139,7 @@ def order_of(core: NotingCore, target: HeldClock, records: Recorder) -> Order:
     )
 
 
-class _Maker:
+class _OrderMaker:
     """Makes the instants of an order one after another."""
 
     def __init__(self, core: NotingCore, noted: Sequence[Noted], times: dict[int, int]) -> None:
@@ -271,13 +271,13 @@ class _Maker:
         for one in running:
             if one.entry.grid.whole and one.held >= one.sms:
                 split = one.entry.split
-                last, needed = last_round(_Seen(one.entry.grid, one.sms, one.part), split)
+                last, needed = last_round(_BlocksThen(one.entry.grid, one.sms, one.part), split)
                 if needed < one.held:
                     yield Tail(self.entries[id(one.entry)], last, 0 if split is None else split.rounds)
 
 
 @dataclass(slots=True)
-class _Seen:
+class _BlocksThen:
     """Blocks as they were at an instant."""
 
     grid: Grid

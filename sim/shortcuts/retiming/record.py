@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
 
-class Record:
+class OrderRecord:
     """An order, and what the solver needs of its sets at any clock.
 
     Each entry of the order has a place for every instant after which it runs, one entry's after another's.
@@ -64,7 +64,7 @@ class Record:
 class Solved:
     """States of a record's sets at some clocks under a fast limit: ``rates`` by place, ``power_w`` by set."""
 
-    def __init__(self, record: Record, states: SetStates, limit_w: float, *, known: bool = False) -> None:
+    def __init__(self, record: OrderRecord, states: SetStates, limit_w: float, *, known: bool = False) -> None:
         self.record, self.states, self.limit_w, self._known_alone = record, states, limit_w, known
         self._chip = record.sets.gpu.chip_power_factor
         self._idle_w = states.idle_w * record.sets.share

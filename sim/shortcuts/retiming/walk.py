@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.resources.tiles import begin_late
-from sim.shortcuts.retiming.dealing import WHOLE, Tiles, deal_at
+from sim.shortcuts.retiming.dealing import WHOLE, TilesOverClocks, deal_at
 from sim.shortcuts.retiming.order import Deal, Instant
 from sim.shortcuts.retiming.record import Solved
 
@@ -55,10 +55,10 @@ class Walked:
 
 def walk(solved: Solved) -> Walked:
     """Go through the order at all clocks of ``solved``."""
-    return _Walk(solved).run()
+    return _OrderWalk(solved).run()
 
 
-class _Walk:
+class _OrderWalk:
     """The state of a walk: of each entry what is left of it, since which instant, and its rate."""
 
     def __init__(self, solved: Solved) -> None:
@@ -72,7 +72,7 @@ class _Walk:
         self.since = solved.record.begins.copy()
         self.rate = [turns[0][1] for turns in self.turns]
         self.parts = [WHOLE] * order.entries
-        self.tiles: dict[int, Tiles] = {}  # of kernels that are dealt
+        self.tiles: dict[int, TilesOverClocks] = {}  # of kernels that are dealt
         self.tail_ps: dict[int, tuple[Floats, Floats]] = {}  # when SMs are released, and before rounding
         self.never = np.full(width, np.inf), self.ones * 0.5
         self.times: list[Floats] = []
@@ -229,7 +229,7 @@ class _Walk:
         if one.first is not None:
             class_id, dealing = one.first
             thin = self.order.model.thin_at(class_id, self.clocks, dealing.rounds)
-            self.tiles[one.split] = Tiles(dealing, thin)
+            self.tiles[one.split] = TilesOverClocks(dealing, thin)
         lefts: list[Any] = [np.maximum(self._left(entry, at), 0.0) for entry in one.begun[:-1]]
         lefts.append(1.0)
         parts = [(n, left, self.parts[entry]) for n, left, entry in zip(one.slots, lefts, one.begun, strict=True)]
