@@ -99,6 +99,7 @@ def test_a_limited_kernel_that_is_dealt_tiles_otherwise_is_an_estimate() -> None
     [
         (graph((0, [COMPUTE, (REDUCE, 0)]), (1, [COMPUTE, (REDUCE, 0)])), "several GPUs"),
         (graph((0, [COMPUTE]), (0, [COPY]), issue_ps=[0, 5]), "launches"),
+        (graph((0, [COMPUTE, (REDUCE, 0)]), (0, [COPY, (REDUCE, 0)])), "wait for one another"),
     ],
 )
 def test_orders_that_cannot_be_followed_are_refused(g: object, why: str) -> None:

@@ -6,7 +6,7 @@ long as the order holds: the causes of each instant, and what each changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,6 +121,8 @@ def order_of(core: NotingCore, target: HeldClock, records: Recorder) -> Order:
     graph = core.graph
     if graph.gpus > 1 or graph.partition_sms or graph.issue_ps is not None or core.between is not None:
         raise OrderError("several GPUs, partitions, launches or networks have times of their own")
+    if any(len(members) > 1 for members in graph.collective_members):
+        raise OrderError("kernels that wait for one another have no time of their own")
     noted = core.noted
     if noted[-1].running:
         noted.append(Noted(records.end_ps, [], queued=False, quiet=True))
@@ -164,6 +166,7 @@ class _OrderMaker:
         self._numbers: dict[tuple[tuple[int, float], ...], int] = {}
         self._splits: dict[int, int] = {}
         self._begun: list[list[int]] = []  # parts of each split
+        self._before: dict[int, _Held] = {}  # what ran after the last instant, by number
 
     def _all_asks(self, times: dict[int, int]) -> list[set[tuple[int, int]]]:
         """When kernels ask for SMs a while after their turn has come."""
@@ -190,42 +193,49 @@ class _OrderMaker:
     def instant(self, at: int) -> Instant:
         """The one after those made before."""
         now_ps, running, queued, quiet = self._noted[at]
-        before = {id(one.entry): one for one in self._noted[at - 1].running} if at else {}
-        numbers = self.entries
+        before, numbers, ends = self._before, self.entries, self._ends[at]
         releases: list[int] = []
         grows: list[tuple[int, float]] = []
+        runs: list[int] = []
         fresh: list[_Held] = []
-        passed = [n for n in self._ends[at] if 0 <= before[id(self._objects[n])].tail_due < now_ps]
+        dealt = False
+        passed = [number for number in ends if 0 <= before[number].tail_due < now_ps]
+        after: dict[int, _Held] = {}
         for one in running:
-            was = before.get(id(one.entry))
-            if was is None:
-                fresh.append(one)
-                continue
-            if 0 <= was.tail_due <= now_ps:
-                (releases if was.tail_due == now_ps else passed).append(numbers[id(one.entry)])
-            if one.sms > was.sms and one.entry.grid.collective:
-                grows.append((numbers[id(one.entry)], was.held / one.entry.wanted))
-        leaves = self._leave(self._ends[at])
-        if at and not (self._ends[at] or self._asks[at] or releases):
+            entry = one.entry
+            number = numbers[id(entry)]
+            runs.append(number)
+            after[number] = one
+            was = before.get(number)
+            if one.dealing is not None:
+                dealt = True
+                if was is None:
+                    fresh.append(one)
+            if was is not None:
+                if 0 <= was.tail_due <= now_ps:
+                    (releases if was.tail_due == now_ps else passed).append(number)
+                if one.sms > was.sms and entry.grid.collective:
+                    grows.append((number, was.held / entry.wanted))
+        self._before = after
+        leaves = self._leave(ends) if ends and self._begun else ()
+        if at and not (ends or self._asks[at] or releases):
             raise OrderError("an instant without a cause")
         key = tuple([(one.entry.class_id, one.sms) for one in running])
         if key not in self._numbers:
             self._numbers[key] = len(self.sets)
             self.sets[key] = tuple([(*both, False, one.fill) for both, one in zip(key, running, strict=True)])
-        if any(one.entry.flow.collective >= 0 and one.entry.flow.missing for one in running):
-            raise OrderError("kernels that wait for other GPUs")
         return Instant(
-            ends=tuple(self._ends[at]),
+            ends=tuple(ends),
             asks=tuple(sorted(self._asks[at])),
             releases=tuple(releases),
             passed=tuple(passed),
             quiet=quiet,
             leaves=leaves,
-            deals=tuple(self._deals(fresh, running)),
+            deals=tuple(self._deals(fresh, after)) if fresh else (),
             grows=tuple(grows),
-            runs=tuple([numbers[id(one.entry)] for one in running]),
+            runs=tuple(runs),
             number=self._numbers[key],
-            fills=tuple([one.fill for one in running]) if any(one.dealing for one in running) else None,
+            fills=tuple([one.fill for one in running]) if dealt else None,
             tails=tuple(self._tails(running)) if queued else (),
         )
 
@@ -238,15 +248,12 @@ class _OrderMaker:
                 leaves.append((number, split))
         return tuple(leaves)
 
-    def _deals(self, fresh: Sequence[_Held], running: Sequence[_Held]) -> Iterable[Deal]:
+    def _deals(self, fresh: Sequence[_Held], running: Mapping[int, _Held]) -> Iterable[Deal]:
+        """Of kernels of which blocks start now."""
         dealt = set()
-        by_number = {self.entries[id(one.entry)]: one for one in running}
         for one in fresh:
-            split = one.entry.split
-            if split is None:
-                continue
-            assert one.dealing is not None
-            first = None
+            split, first = one.entry.split, None
+            assert split is not None and one.dealing is not None
             if id(split) not in self._splits:
                 self._splits[id(split)] = len(self._begun)
                 self._begun.append([])
@@ -257,7 +264,7 @@ class _OrderMaker:
             dealt.add(number)
             begun = self._begun[number]
             begun.append(self.entries[id(one.entry)])
-            parts = [by_number[part] for part in begun]
+            parts = [running[part] for part in begun]
             yield Deal(
                 split=number,
                 begun=tuple(begun),
