@@ -91,6 +91,8 @@ class _OrderWalk:
             fills = fills.reshape(-1, len(self.clocks))
             power_w, exact = self.solved.all_w(fills)
             held = self.held & (lasts_ps > 0.0).all(axis=0) & self._still_run(lasts_ps) & self._apart()
+            # Instants that never come, of orders that break, say nothing.
+            lasts_ps = np.where(np.isfinite(lasts_ps), lasts_ps, np.nan)
         return Walked(lasts_ps=lasts_ps, power_w=power_w[:-1], held=held, exact=held & exact)
 
     def _step(self, at: int, instant: Instant) -> None:
