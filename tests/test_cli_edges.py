@@ -212,7 +212,7 @@ def test_a_record_that_cannot_be_predicted_says_why_and_the_others_go_on(
 def test_json_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run([*LAYER, "--phase", "generate", "--output-len", "3", "--json"], capsys)
     assert sorted(json.loads(out)) == [
-        "bubble_s", "clock_limit_hz_per_gpu", "context_bucket_error", "context_buckets",
+        "bubble_s", "clock_limit_hz_per_gpu", "clock_search", "context_bucket_error", "context_buckets",
         "decode_energy_j", "derived_kernels",
         "detail", "detail_why", "energy_j", "energy_j_by_class", "energy_j_by_phase",
         "energy_j_per_gpu",

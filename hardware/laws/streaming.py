@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from hardware.gpu import GpuSpec
-from hardware.laws.terms import KernelTerms
+from hardware.laws.terms import Floats, KernelTerms
 from hardware.scheduling import shipped
 
 
@@ -156,6 +158,12 @@ def slowdown(load: float, sharpness: float | None = None) -> float:
     return float((1.0 + load**sharpness) ** (1.0 / sharpness))
 
 
+def slowdown_at(load: Floats) -> Floats:
+    """The same of many loads in one go."""
+    sharpness = few_sms().sharpness
+    return (1.0 + load**sharpness) ** (1.0 / sharpness)
+
+
 def unlimited(flow: float, share: float, sms: float) -> float:
     """Bytes/s of a kernel from a memory without limit that has ``flow``, ``share`` of its time bound by memory.
 
@@ -169,6 +177,14 @@ def unlimited(flow: float, share: float, sms: float) -> float:
     return float(min(most, flow / free ** (1.0 / facts.sharpness))) if free > 0.0 else most
 
 
+def unlimited_at(flow: Floats, share: Floats, sms: Floats) -> Floats:
+    """The same of many kernels and clocks in one go."""
+    facts = few_sms()
+    most, free = sms * facts.sm_bytes_per_s, 1.0 - share**facts.sharpness
+    bound = free > 0.0
+    return np.where(bound, np.minimum(most, flow / np.where(bound, free, 1.0) ** (1.0 / facts.sharpness)), most)
+
+
 def waiting_slowdown(wait: float, longer: float) -> float:
     """How much longer a kernel of arithmetic takes whose loads are under way so much ``longer`` than in an idle memory.
 
@@ -179,3 +195,9 @@ def waiting_slowdown(wait: float, longer: float) -> float:
     """
     sharpness = few_sms().wait_sharpness
     return float(((1.0 + (wait * longer) ** sharpness) / (1.0 + wait**sharpness)) ** (1.0 / sharpness))
+
+
+def waiting_slowdown_at(wait: Floats, longer: Floats) -> Floats:
+    """The same of many kernels and clocks in one go."""
+    sharpness = few_sms().wait_sharpness
+    return ((1.0 + (wait * longer) ** sharpness) / (1.0 + wait**sharpness)) ** (1.0 / sharpness)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
+import numpy as np
+
+from hardware.laws.terms import Floats, KernelTerms, pace, part, time_s, wanted_sms
 from hardware.power import highest_clock
 from hardware.scheduling import scheduling
 from sim.engine.graph import KernelClass
@@ -104,6 +106,12 @@ class FluidModel:
             self._thin[class_id, clock_hz, rounds] = found
         return found
 
+    def thin_at(self, class_id: int, clock_hz: Floats, rounds: int) -> Floats:
+        """The same at many clocks in one go."""
+        terms = self.classes[class_id].terms
+        whole_s = pace(terms, self.grid(class_id).sms).seconds_at(clock_hz) - terms.floor_s
+        return np.minimum(1.0, terms.cycles_per_block / clock_hz / (whole_s / rounds))
+
     def solve(self, running: Running, limit_w: float, clock_cap_hz: float, caps: Caps = None) -> GpuState:
         """State of ``running`` at the highest clock whose power is at most ``limit_w``.
 
@@ -123,6 +131,16 @@ class FluidModel:
     def solved(self, limit_w: float, clock_cap_hz: float) -> dict[Running, GpuState]:
         """The states of what :meth:`solve` has been asked for under a power limit and a clock."""
         return self._memo.setdefault((limit_w, clock_cap_hz), {})
+
+    def throttled(self, running: Running, limit_w: float) -> GpuState | None:
+        """The state of ``running`` at the fast limit, where it has been looked for."""
+        known = self._known.get(running)
+        return None if known is None else known.states.get((limit_w, self.gpu.max_clock_hz, None))
+
+    def running_set(self, running: Running) -> RunningSet:
+        """What of ``running`` no clock changes."""
+        known = self._known.get(running) or self._know(running)
+        return known.sets.get(None) or self._set_of(known, None)
 
     def _know(self, running: Running) -> Known:
         costed = tuple([(self.cost(c), hold, waiting, fill) for c, hold, waiting, fill in running])

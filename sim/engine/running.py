@@ -111,6 +111,19 @@ class Member:
     pace: Pace
 
 
+class SetFacts(NamedTuple):
+    """What of a running set no clock changes, in the order of its members; see :class:`RunningSet`."""
+
+    members: Sequence[Member]
+    shares: Sequence[float]  # of idle power
+    moving: Sequence[float]  # cycles in which a collective's blocks move its data beside compute
+    weights: Sequence[float]  # in the memory
+    few: Sequence[bool]  # of few blocks
+    kernels: Sequence[int]  # the first member of the same kernel
+    beside: bool  # loads queue behind those of another kernel
+    sms_busy: float
+
+
 class RunningSet:
     """Members on one GPU, each with its fill; ``caps`` bounds each one's rate (1/ps).
 
@@ -165,6 +178,14 @@ class RunningSet:
         if state is None:
             state = self._ends[clock_hz] = self.at(clock_hz)
         return state
+
+    @property
+    def facts(self) -> SetFacts:
+        """What no clock changes, for those who work out many clocks at once."""
+        shares, moving = [draw[-1] for draw in self._draws], [work[-1] for work in self._works]
+        return SetFacts(
+            self._members, shares, moving, self._weights, self._few, self._kernels, bool(self._ahead), self._sms_busy
+        )
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""

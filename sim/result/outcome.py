@@ -19,6 +19,7 @@ from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState
 from sim.result.exposure import S_PER_PS, KernelSpans, exposure
+from sim.result.looks import Looks
 from sim.shortcuts.fold import Folding
 from sim.shortcuts.pieces import Played, RepeatedPiece
 
@@ -106,6 +107,7 @@ class Outcome:
     ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
     ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``context_buckets``
     contexts standing for all decode steps, time and energy are wrong by at most ``context_bucket_error``, as a share.
+    ``looks`` says how its settled clock was found.
     """
 
     folding: Folding
@@ -118,6 +120,7 @@ class Outcome:
     full_graph: Callable[[], KernelGraph]
     context_buckets: int = 0
     context_bucket_error: float = 0.0
+    looks: Looks = field(default_factory=Looks)
     _tallies: dict[Played, Tally] = field(default_factory=dict)
 
     @cached_property

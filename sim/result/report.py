@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -53,6 +54,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
         "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
+        "clock_search": asdict(run.outcome.looks),
         "positions": positions(run.scenario),
         "precision": None if run.scenario.phase == "denoise" else precision_of(run.scenario).as_json(),
         "context_buckets": run.outcome.context_buckets,

@@ -22,6 +22,7 @@ from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.running import GpuModel
 from sim.errors import FoldError
+from sim.result.looks import Looks
 from sim.result.outcome import Outcome
 from sim.run.guide import PowerGuide
 from sim.run.work import Work
@@ -116,7 +117,14 @@ class Plan:
         )
 
     def outcome(
-        self, layout: PieceSequence, parts: Sequence[RepeatedPiece], *, detail: str, why: str, bucket_error: float = 0.0
+        self,
+        layout: PieceSequence,
+        parts: Sequence[RepeatedPiece],
+        *,
+        detail: str,
+        why: str,
+        bucket_error: float = 0.0,
+        looks: Looks | None = None,
     ) -> Outcome:
         """The outcome of a run of ``layout``."""
         return Outcome(
@@ -130,6 +138,7 @@ class Plan:
             full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
             context_buckets=len(set(self.work.contexts or ())),
             context_bucket_error=bucket_error,
+            looks=looks or Looks(),
         )
 
     def _whole(self, folding: Folding, graph: KernelGraph) -> PieceSequence:

@@ -19,6 +19,7 @@ from sim.build.program import build, checked_contexts
 from sim.engine.repeating import SteadyLimiter
 from sim.engine.running import HeldClock, Target
 from sim.errors import FoldError, ScenarioError
+from sim.result.looks import Looks
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
 from sim.run.plan import PieceSequence, Plan, classifier
@@ -90,8 +91,9 @@ def simulate(
             seconds = round(kernels / EVENT_KERNELS_PER_S)
             if seconds >= WORTH_SAYING_S:
                 say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
+        looks = Looks()
         try:
-            parts, targets = _run(plan, layout, target, scenario, say, events=events)
+            parts, targets = _run(plan, layout, target, scenario, say, looks, events=events)
         except FoldError as error:
             if scenario.detail != "auto":
                 raise
@@ -107,7 +109,7 @@ def simulate(
         return Timeline(
             scenario=scenario,
             machine=target,
-            outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off),
+            outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off, looks=looks),
             targets=_of_ranks(layout, targets),
             tokens=plan.work.tokens,
         )
@@ -157,7 +159,14 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 
 def _run(
-    plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
+    plan: Plan,
+    layout: PieceSequence,
+    target: Machine,
+    scenario: Scenario,
+    say: Progress,
+    looks: Looks,
+    *,
+    events: bool,
 ) -> tuple[list[RepeatedPiece], Sequence[Target]]:
     """Parts of the run, and the power and clock bounds of each of the layout's GPUs."""
     gpus = len(layout.folding.classes)
@@ -166,7 +175,7 @@ def _run(
         parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
         return (by_events(parts) if events else parts), ends
     say("finding the settled clock")
-    settled = _steady_state(plan, layout, target, uneven=_uneven(scenario))
+    settled = _steady_state(plan, layout, target, looks, uneven=_uneven(scenario))
     say("running")
     if isinstance(settled, SteadyLimiter):
         parts = play_governed(layout.sequence, settled)
@@ -175,7 +184,7 @@ def _run(
 
 
 def _steady_state(
-    plan: Plan, layout: PieceSequence, target: Machine, *, uneven: bool
+    plan: Plan, layout: PieceSequence, target: Machine, looks: Looks, *, uneven: bool
 ) -> Sequence[Target] | SteadyLimiter:
     """The steady clock of each of the layout's GPUs, or the limiters before a repetition of ``uneven`` power.
 
@@ -183,7 +192,7 @@ def _steady_state(
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
-            targets = _settled_clocks(plan, cheapest, target)
+            targets = _settled_clocks(plan, cheapest, target, looks)
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -200,15 +209,15 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
-def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine) -> list[HeldClock]:
+def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine, looks: Looks) -> list[HeldClock]:
     """Each GPU's clock at which the mean power of the run is within the cap; that of a video's denoising steps, too,
     which can last longer than the limiters look back, while the decoder runs on one GPU."""
-    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes), layout.guide)
+    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes), layout.guide, looks)
     steps = plan.of_phases(STEP)
     if steps is None:
         return clocks
     _, alone = next(_layouts(steps, "auto", []))
-    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes), alone.guide)
+    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes), alone.guide, looks)
     return [min(clock, found[place]) for clock, place in zip(clocks, _places(alone, layout), strict=True)]
 
 

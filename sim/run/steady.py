@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from hardware.clock import ClockLimits
 from sim.engine.governor import Limiter
 from sim.engine.running import GpuModel, HeldClock
+from sim.result.looks import Looks
 from sim.run.clock_search import ClockSearch, PowerSearch, SearchRule, look
-from sim.run.guide import GuidedSearch, PowerGuide
+from sim.run.guide import PROOFS, GuidedSearch, PowerGuide
 from sim.shortcuts.clocks import CLOCK_GRID_HZ, top_step
 from sim.shortcuts.pieces import Repeated, RepeatedPiece, mean_w_at, play_governed
 
@@ -46,20 +47,30 @@ def mean_w(parts: Sequence[RepeatedPiece]) -> list[float]:
 
 
 def steady_clocks(
-    sequence: Sequence[Repeated], limits: ClockLimits, gpus: int, guide: PowerGuide | None = None
+    sequence: Sequence[Repeated],
+    limits: ClockLimits,
+    gpus: int,
+    guide: PowerGuide | None = None,
+    looks: Looks | None = None,
 ) -> list[HeldClock]:
     """The clock of each GPU at which the mean power of back-to-back repetitions meets the slow limit.
 
     See :func:`held_clocks`. Work of one GPU that overlaps is looked at where a ``guide`` of its sequence says; several
-    move each other's power, so that where their searches end depends on the way there.
+    move each other's power, so that where their searches end depends on the way there. ``looks`` counts the way.
     """
-
-    def at(clocks_hz: list[float]) -> list[float]:
-        return mean_w_at(sequence, tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz]))
-
     scheduled = any(part.piece.serial is None for part in sequence)
     guide = guide or PowerGuide(sequence) if scheduled and gpus == 1 else None
-    found = held_clocks(at, limits, sequence[0].piece.model.gpu, gpus, guide=guide, slow_top=scheduled)
+    looks = looks or Looks()
+
+    def at(clocks_hz: list[float]) -> list[float]:
+        held = tuple([HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in clocks_hz])
+        looks.engine_runs += len({id(step.piece) for step in sequence if not step.piece.known(held)})
+        if guide is not None:
+            guide.run(held[0])
+        return mean_w_at(sequence, held)
+
+    model = sequence[0].piece.model.gpu
+    found = held_clocks(at, limits, model, gpus, guide=guide, slow_top=scheduled, looks=looks)
     return [HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
@@ -71,6 +82,7 @@ def held_clocks(
     *,
     guide: PowerGuide | None = None,
     slow_top: bool = False,
+    looks: Looks | None = None,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
@@ -84,7 +96,9 @@ def held_clocks(
         return found
     searches: Sequence[PowerSearch]
     if guide is not None:
-        searches = [GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))]
+        guide.retime(looks or Looks())
+        guided = GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))
+        searches = [guided]
     else:
         first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
         halving = [ClockSearch(model, limit_w, RULE, first_hz=first_hz, high=top) for _ in range(gpus)]
@@ -98,6 +112,8 @@ def held_clocks(
             return found
     while not all(search.settled for search in searches):
         look(searches, at)
+    if guide is not None and guide.walked and looks is not None:
+        looks.fell_back += max(0, guided.looked - PROOFS)
     found = [search.clock_hz for search in searches]
     for _ in range(MOST_TRIMS):
         over = [max(0.0, power / limit_w - 1.0 - POWER_SLACK) for power in at(found)]

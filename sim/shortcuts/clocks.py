@@ -55,6 +55,15 @@ class ClockCurves:
     idle_w: Floats
     voltage_scale: Floats
 
+    def at(self, columns: NDArray[np.intp]) -> ClockCurves:
+        """The same at some of the clocks."""
+        return ClockCurves(
+            clock_hz=self.clock_hz[columns],
+            clock_fraction=self.clock_fraction[columns],
+            idle_w=self.idle_w[columns],
+            voltage_scale=self.voltage_scale[columns],
+        )
+
 
 @lru_cache(maxsize=64)
 def grid_of(gpu: GpuModel, every: int = 1) -> ClockCurves:

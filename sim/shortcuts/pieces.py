@@ -121,11 +121,19 @@ class Piece:
             if records is None:
                 records = Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run()
             known = self.ended(records, summed_at)
-            if self.whole or len(self.played) >= MAX_PLAYED:
-                self.played.clear()
-            if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
-                self.played[limits_w] = known
+            self.keep(limits_w, known)
         return known
+
+    def known(self, limits_w: Limits) -> bool:
+        """Whether what it draws under fixed power targets takes no run of the engine."""
+        return self.serial is not None or limits_w in self.played
+
+    def keep(self, limits_w: Limits, played: Played) -> None:
+        """Remember a run."""
+        if self.whole or len(self.played) >= MAX_PLAYED:
+            self.played.clear()
+        if not self.whole or self.graph.kernels <= MAX_KEPT_KERNELS:
+            self.played[limits_w] = played
 
     def at_clocks(self, held: Limits) -> Ran | None:
         """A serial program at clocks of the grid, by tables; None for other programs or clocks."""

@@ -23,7 +23,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hardware.laws.streaming import slowdown
+from hardware.laws.terms import Floats
 from sim.engine.resources.bandwidth import Bandwidth, share
 
 
@@ -89,3 +92,11 @@ def share_behind_others(
         return demand
     level = max(cap - math.fsum(others), cap * weight / (weight + math.fsum(other_weights)))
     return demand / math.hypot(1.0, demand / level)
+
+
+def shares_behind_others(demand: Floats, weight: Floats, others: Floats, other_weights: Floats, cap: float) -> Floats:
+    """The same of many kernels and clocks in one go, by the sums of what the others ask for and of their weights."""
+    level = np.maximum(cap - others, cap * weight / (weight + other_weights))
+    longer = (demand / level).ravel().tolist()  # one by one: numpy's function is another
+    slowdowns: Floats = np.array([math.hypot(1.0, each) for each in longer]).reshape(demand.shape)
+    return demand / slowdowns

@@ -112,6 +112,11 @@ class SmPool(Arbitrated):
         self._late: list[Blocks] = []
         self._partial = False  # a kernel may run on fewer SMs than it asked for, and grow
 
+    @property
+    def partial(self) -> bool:
+        """Whether a kernel may run on fewer SMs than it asked for."""
+        return self._partial
+
     def request(self, sms: float, *, priority: float = 0) -> Blocks:
         """Ask for ``sms`` SMs for blocks that join in as they get them."""
         return Blocks(self, Grid(sms=sms), (priority, self._env.now), sms)
