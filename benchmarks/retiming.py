@@ -77,8 +77,7 @@ def laid_out(fields: dict[str, Any]) -> tuple[Machine, tuple[Repeated, ...]]:
 def forgotten() -> None:
     """Plans and solved states of those before."""
     runner._plan.cache_clear()
-    fluid._states_of.cache_clear()
-    fluid._NUMBERS.clear()
+    fluid._shared_by.cache_clear()
 
 
 def searches(points: int) -> str:

@@ -34,8 +34,9 @@ FIRST_RATIO = 1.07
 SPAN, STRIDE = 16, 2
 # Looks that prove what a search finds: at that clock and at the next.
 PROOFS = 2
-# A walk, with what it takes to take an order down, costs as much as two looks and saves a third of one a search.
-WORTH_LOOKS = 3
+# A walk, with what it takes to take an order down, costs as much as two and a half looks, and spares two of three of
+# those that a search takes beyond the proof: it is worth its price in plans that have paid as much already.
+WORTH_LOOKS = 4
 # So often in a row the same end of a search may come nearer before it goes further each time than the guide says.
 SAME_END = 3
 

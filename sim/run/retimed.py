@@ -32,7 +32,7 @@ MOST_KERNELS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOverClocks:
-    """WorkOverClocks of work, one a row: how often each comes, its lengths (ps) and its power (W) over the clock."""
+    """Stretches of work, one a row: how often each comes, its lengths (ps) and its power (W) over the clock."""
 
     count: Floats
     lasts_ps: Floats
