@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Draws are made for at most this many tokens and scaled: beyond it every expert's share is settled.
 MAX_DRAWN_TOKENS = 16384
+# Tokens are drawn in blocks of so many: those of fewer tokens are the first of those of more, drawn once.
+DRAWN_AT_ONCE = 256
 SEED = 20240601
 # Where every token takes an expert its rows do not vary.
 LEAST_VARIANCE = 1e-6
@@ -115,36 +117,57 @@ def _spread(rows: Floats, tokens: int) -> Floats:
 
 def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
     """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
-    from scipy.special import ndtr  # takes as long to import as a run: only experts wait for it
-
     if not rows.size:
         return 0.0
     spread = _spread(rows, tokens)
     edges = height * np.arange(1, int((rows + 6.0 * spread).max()) // height + 1)
-    return float(len(rows) + ndtr((rows[:, None] - edges - 0.5) / spread[:, None]).sum())
+    return float(len(rows) + _normal_share((rows[:, None] - edges - 0.5) / spread[:, None]).sum())
 
 
 def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
     """Rows beyond each expert's first ``height``, on average over draws."""
-    from scipy.special import ndtr
-
     spread = _spread(rows, tokens)
     at = (rows - height) / spread
-    return float((spread * (at * ndtr(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())
+    return float((spread * (at * _normal_share(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())
+
+
+def _normal_share(deviations: Floats) -> Floats:
+    """Share of a normal distribution below so many standard deviations: 0 or 1 beyond nine of them (to 1e-19).
+
+    The function of scipy.special takes as long to import as a run.
+    """
+    share = (deviations > 0.0).astype(np.float64)
+    near = np.abs(deviations) < 9.0
+    share[near] = [0.5 * math.erfc(x) for x in (-math.sqrt(0.5) * deviations[near]).tolist()]
+    return share
 
 
 @lru_cache(maxsize=256)
 def _draw(tokens: int, choice: Choice, popularity: Popularity, seed: int) -> tuple[Ints, Ints]:
     """Rows of each expert in one draw of ``tokens`` tokens, and the place in the law that each expert took."""
-    rng = np.random.default_rng(seed)
+    whole, rest = divmod(tokens, DRAWN_AT_ONCE)
+    rows = np.zeros(choice.experts, dtype=np.int64)
+    for number in range(whole):
+        rows += _block(number, choice, popularity, seed)[1]
+    if rest:
+        rows += np.bincount(_block(whole, choice, popularity, seed)[0][:rest].ravel(), minlength=choice.experts)
+    return rows, _order(popularity, choice.experts, np.random.default_rng(seed))
+
+
+@lru_cache(maxsize=256)
+def _block(number: int, choice: Choice, popularity: Popularity, seed: int) -> tuple[NDArray[np.int16], Ints]:
+    """The experts that each token of a block of a draw chooses, and the rows of each expert."""
+    bits = np.random.PCG64(seed)
+    rng = np.random.Generator(bits)
     order = _order(popularity, choice.experts, rng)
     log_weight = np.asarray(log_odds(popularity, choice.experts, choice.top_k))[order]
+    bits.advance(number * DRAWN_AT_ONCE * choice.experts)  # a number takes one step
     # Gumbel top-k: k distinct experts a token with the given odds.
-    noise = log_weight - np.log(-np.log(rng.random((tokens, choice.experts))))
+    noise = log_weight - np.log(-np.log(rng.random((DRAWN_AT_ONCE, choice.experts))))
     if choice.groups:
         noise = _best_groups(noise, choice)
     chosen = np.argpartition(-noise, choice.top_k - 1, axis=1)[:, : choice.top_k]
-    return np.bincount(chosen.ravel(), minlength=choice.experts), order
+    return chosen.astype(np.int16), np.bincount(chosen.ravel(), minlength=choice.experts)
 
 
 @lru_cache(maxsize=1024)
