@@ -102,6 +102,10 @@ class FluidModel:
             self.states.append(state)
         return state
 
+    def shared(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
+        """The state as all models of this process have it, without a number of this one's."""
+        return self._found(running, limit_w, clock_cap_hz, caps)
+
     def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""
         known, number = self._known, self._numbers.get(running)
