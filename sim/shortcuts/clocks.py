@@ -98,19 +98,25 @@ def _lasts_ps(rate: Floats) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def _tables(_gpu: GpuModel) -> dict[tuple[int, bool], KernelCurves]:
+def _tables(_gpu: GpuModel) -> dict[tuple[int, bool, float], KernelCurves]:
     return {}
 
 
-def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False) -> KernelCurves:
-    """The table of one kernel, which runs or, ``waits``, spins until others come."""
+def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False, limit_w: float = math.inf) -> KernelCurves:
+    """The table of one kernel, which runs or, ``waits``, spins until others come, each below a power."""
     tables = _tables(model.gpu)
-    key = (model.cost(class_id), waits)
+    key = (model.cost(class_id), waits, limit_w)
     found = tables.get(key)
     if found is None:
+        if limit_w == math.inf:
+            found = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
+        else:
+            running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
+            free = kernel_curves(model, class_id, waits=waits)
+            found = free.below(limit_w, lambda: model.shared(running, limit_w, model.gpu.max_clock_hz, None))
         if len(tables) > MAX_TABLES:
             tables.clear()
-        found = tables[key] = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
+        tables[key] = found
     return found
 
 

@@ -124,6 +124,19 @@ class SerialLayout:
         return sorted({cls for _, cls in self.kinds})
 
     @cached_property
+    def class_place(self) -> Ints:
+        """The place of each kernel's class in ``classes``."""
+        return np.searchsorted(self.classes, self.cls)
+
+    @cached_property
+    def classes_of(self) -> list[list[int]]:
+        """The classes of each GPU's kernels: all together they are those of ``kinds``."""
+        found: list[list[int]] = [[] for _ in range(self.graph.gpus)]
+        for gpu, cls in self.kinds:
+            found[gpu].append(cls)
+        return found
+
+    @cached_property
     def stretches(self) -> Stretches:
         """How many kernels of each kind run between collectives."""
         shared = self._shared.astype(np.int64)
@@ -146,10 +159,13 @@ class SerialLayout:
 
     @cached_property
     def counts(self) -> tuple[Floats, Floats]:
-        """How many kernels of each of its classes (columns) run in each stretch, and on each GPU between collectives."""
+        """How many kernels of each class (columns) run in each stretch, and on each GPU between its collectives."""
         own = self.stretches
         cls = np.searchsorted(self.classes, [cls for _, cls in self.kinds])[own.kind]
-        counts, gpu_counts = np.zeros((len(own.gpu_of), len(self.classes))), np.zeros((self.graph.gpus, len(self.classes)))
+        counts, gpu_counts = (
+            np.zeros((len(own.gpu_of), len(self.classes))),
+            np.zeros((self.graph.gpus, len(self.classes))),
+        )
         counts[own.stretch, cls] = own.count
         np.add.at(gpu_counts, (own.gpu, cls), own.count)
         return counts, gpu_counts
@@ -170,7 +186,7 @@ class Serial:
     def ended(self, targets: Sequence[Target]) -> tuple[Recorder, bool] | None:
         """Its records, and whether all GPUs end their last kernel at the same instant."""
         solo, own = SoloKernels(self.model, targets), self.layout
-        state = np.array([solo.number(gpu, cls) for gpu, cls in own.kinds])[own.kind_of]
+        state = solo.alone(own)
         lasts_ps, power_w = np.array(solo.lasts_ps)[state], np.array(solo.power_w)[state]
         lasts_ps[own.parts] = 0
         end_ps = np.cumsum(lasts_ps)
@@ -187,7 +203,9 @@ class Serial:
             delays_ps[:-1] = met.end_ps - until_ps
             delay_ps = delays_ps[own.latest]
             end_ps, begin_ps = end_ps + delay_ps, begin_ps + delay_ps
-            begin_ps[own.parts], state[own.parts] = met.begin_ps, met.state
+            begin_ps[own.parts] = met.begin_ps
+            state = state.copy()
+            state[own.parts] = met.state
             power_w[own.parts] = np.array(solo.power_w)[met.state]
             early = np.flatnonzero(met.come_ps < met.begin_ps)
             come_ps = met.come_ps[early]
@@ -196,7 +214,9 @@ class Serial:
         if len(early):  # they spin until the others arrive
             spin = own.parts[early]
             gpus, classes = own.gpu[spin], own.cls[spin]
-            waits = [solo.number(gpu, cls, waits=True) for gpu, cls in zip(gpus.tolist(), classes.tolist(), strict=True)]
+            waits = [
+                solo.number(gpu, cls, waits=True) for gpu, cls in zip(gpus.tolist(), classes.tolist(), strict=True)
+            ]
             spin_state = np.array(waits)
             energy_j[spin] += np.array(solo.power_w)[spin_state] * ((begin_ps[spin] - come_ps) * 1e-12)
             steps.append((gpus, come_ps, spin_state))
@@ -235,10 +255,20 @@ class SoloKernels:
         self.lasts_ps: list[int] = []
         self.power_w: list[float] = []
         self._bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
-        # Numbers of kernels that GPUs under one target have in common.
-        numbers: dict[tuple[float, float], dict[object, int]] = {bound: {} for bound in self._bounds}
-        self._numbers = [numbers[bound] for bound in self._bounds]
+        self._one_target = len(set(self._bounds)) == 1
+        # Numbers by kernel, which GPUs under one target have in common.
+        self._numbers: list[dict[object, int]] = [{}] * len(targets) if self._one_target else [{} for _ in self._bounds]
         self._meetings: dict[object, tuple[int, list[int]]] = {}
+
+    def alone(self, layout: SerialLayout) -> Ints:
+        """The number of the state of each kernel of a program by itself; before any other."""
+        all_ = [layout.classes] if self._one_target else layout.classes_of
+        for classes, bound, numbers in zip(all_, self._bounds, self._numbers, strict=False):
+            numbers.update(zip(classes, range(len(self.states), len(self.states) + len(classes)), strict=True))
+            self.states += self.model.alone(classes, *bound)
+        self.lasts_ps += [whole_ps(state.rates[0]) for state in self.states]
+        self.power_w += [state.power_w for state in self.states]
+        return layout.class_place if self._one_target else layout.kind_of
 
     def number(self, gpu: int, cls: int, *, waits: bool = False, pace: float | None = None) -> int:
         """The number of the state of one kernel; it may spin, or be held to ``pace``."""

@@ -10,7 +10,7 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,11 +23,11 @@ from sim.shortcuts.serial import Meeting, Serial, SoloKernels
 # Stretches between collectives times classes of kernels up to which the stretches are summed at all clocks at once, and
 # how many of these sums one product of matrices works out (a larger one would wake BLAS's threads).
 MAX_SUMMED, AT_ONCE = 512, 256
-Tables = Mapping[int, KernelCurves]  # by class
+Tables = dict[int, KernelCurves]  # by class
 
 
 def steps_of(gpu: GpuModel, held: Sequence[Target]) -> tuple[list[int], float] | None:
-    """The step of the grid at which each GPU is held, and the power limit of all; None where they are held otherwise."""
+    """The step of the grid at which each GPU is held, and the power limit of all; None of GPUs held otherwise."""
     if gpu.clock_step_hz:
         return None
     steps, limits_w = [], set()
@@ -60,8 +60,7 @@ class SerialCurves:
 
     def __init__(self, serial: Serial) -> None:
         self.layout, self.model, self.gpus = serial.layout, serial.model, serial.graph.gpus
-        self.tables: Tables = {cls: kernel_curves(self.model, cls) for cls in self.layout.classes}
-        self.peak_w = max(table.peak_w for table in self.tables.values())
+        self.tables = {cls: kernel_curves(self.model, cls) for cls in self.layout.classes}
         self._below: tuple[float, SerialAtClocks] | None = None
 
     def below(self, limit_w: float) -> SerialAtClocks:
@@ -78,16 +77,25 @@ class SerialCurves:
     @cached_property
     def spent(self) -> Spent:
         """The sums where no limiter acts."""
-        return self.sums(self.tables)
-
-    def sums(self, tables: Tables) -> Spent:
-        """The sums of kernels of ``tables``."""
+        tables = self.tables.values()
+        lasts_ps = np.array([table.lasts_ps for table in tables])
+        joules = lasts_ps * np.array([table.power_w for table in tables]) * 1e-12
         counts, gpu_counts = self.layout.counts
-        lasts_ps = np.stack([table.lasts_ps for table in tables.values()])
-        joules = lasts_ps * np.stack([table.power_w for table in tables.values()]) * 1e-12
         rows = max(1, AT_ONCE // len(lasts_ps))
         parts = [counts[at : at + rows] @ lasts_ps for at in range(0, len(counts), rows)]
         return Spent(np.concatenate(parts), gpu_counts @ joules)
+
+    def spent_with(self, limited: Tables) -> Spent:
+        """The same with other tables of some classes."""
+        if not limited:
+            return self.spent
+        pairs = [(table, self.tables[cls]) for cls, table in limited.items()]
+        more_ps = np.array([table.lasts_ps - free.lasts_ps for table, free in pairs])
+        more_j = np.array([table.lasts_ps * table.power_w - free.lasts_ps * free.power_w for table, free in pairs])
+        places = np.searchsorted(self.layout.classes, list(limited))
+        counts, gpu_counts = self.layout.counts
+        stretch_ps, gpu_j = self.spent
+        return Spent(stretch_ps + counts[:, places] @ more_ps, gpu_j + gpu_counts[:, places] @ more_j * 1e-12)
 
 
 class SerialAtClocks:
@@ -97,9 +105,12 @@ class SerialAtClocks:
         self.curves, self.limit_w = curves, limit_w
         self.layout, self.model = curves.layout, curves.model
         self.idle_w = grid_of(self.model.gpu).idle_w
-        free = curves.tables
-        self.acts = curves.peak_w > limit_w  # on some kernel, at some clock
-        self.tables = {cls: self._limited(cls, table) for cls, table in free.items()} if self.acts else free
+        self.limited: Tables = {  # kernels whose clock it lowers somewhere
+            cls: kernel_curves(self.model, cls, limit_w=limit_w)
+            for cls, table in curves.tables.items()
+            if table.peak_w > limit_w
+        }
+        self.tables = curves.tables | self.limited
         self._rates = {cls: table.rate.item for cls, table in self.tables.items()}
         self._powers = {cls: table.power_w.item for cls, table in self.tables.items()}
         self._spins: dict[int, Floats] = {}
@@ -132,7 +143,7 @@ class SerialAtClocks:
 
     @cached_property
     def _spent(self) -> Spent:
-        return self.curves.sums(self.tables) if self.acts else self.curves.spent
+        return self.curves.spent_with(self.limited)
 
     def _summed(self, steps: Sequence[int]) -> tuple[list[float], list[float]]:
         """Picoseconds of each stretch and joules of each GPU in its own at these clocks, by the sums at all clocks."""
@@ -149,18 +160,12 @@ class SerialAtClocks:
         joules = np.bincount(own.gpu, spent_ps * here_w * 1e-12, len(steps))
         return np.bincount(own.stretch, spent_ps, len(own.gpu_of)).tolist(), joules.tolist()
 
-    def _limited(self, class_id: int, free: KernelCurves, *, waits: bool = False) -> KernelCurves:
-        """A kernel's table under the fast limit."""
-        model = self.model
-        running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
-        return free.below(self.limit_w, lambda: model.shared(running, self.limit_w, model.gpu.max_clock_hz, None))
-
     def _spin_w(self, class_id: int) -> Floats:
         """Watts of a GPU that waits in a collective, at every clock."""
         found = self._spins.get(class_id)
         if found is None:
-            free = kernel_curves(self.model, class_id, waits=True)
-            found = self._spins[class_id] = self._limited(class_id, free, waits=True).power_w
+            table = kernel_curves(self.model, class_id, waits=True, limit_w=self.limit_w)
+            found = self._spins[class_id] = table.power_w
         return found
 
     def _meeting(self, met: Meeting, steps: Sequence[int]) -> tuple[int, list[float]]:
@@ -169,7 +174,7 @@ class SerialAtClocks:
         powers_w = [self._powers[part.cls](steps[part.gpu]) for part in met]
         pace = min(rates)
         if max(rates) > pace * (1.0 + 1e-9):
-            if not all([self._simply_slower(part.cls, steps[part.gpu], pace) for part in met]):
+            if not all(self._simply_slower(part.cls, steps[part.gpu], pace) for part in met):
                 return self._solved(met, steps)
             # A rank slowed by others has less work per second; its blocks stay active.
             powers_w = [
