@@ -7,7 +7,6 @@ mean of its rounds; its power is proportional to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -45,7 +44,6 @@ class FluidModel:
     _costs: dict[int, int] = field(default_factory=dict)
     _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
     _numbers: dict[Running, int] = field(default_factory=dict)
-    _alone: dict[int, int] = field(default_factory=dict)  # those of one kernel by itself, by class
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
     _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
@@ -103,24 +101,6 @@ class FluidModel:
             state = self._memo[key] = self._found(*key).numbered(len(self.states))
             self.states.append(state)
         return state
-
-    def shared(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state as all models of this process have it, without a number of this one's."""
-        return self._found(running, limit_w, clock_cap_hz, caps)
-
-    def alone(self, classes: Sequence[int], limit_w: float, clock_cap_hz: float) -> list[GpuState]:
-        """Such states of kernels of each of several classes, all by themselves."""
-        known, numbers = self._known, self._alone
-        states = []
-        for class_id in classes:
-            number = numbers.get(class_id)
-            state = known.get((number, limit_w, clock_cap_hz, None))
-            if number is None or state is None:
-                running = ((class_id, self.grid(class_id).sms, False, 1.0),)
-                state = self._found(running, limit_w, clock_cap_hz, None)
-                numbers[class_id] = self._numbers[running]
-            states.append(state)
-        return states
 
     def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
         """The state, shared by all models of this process."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hardware.laws.terms import dynamic_power_w
 from sim.engine.fluid import FluidModel
 from sim.engine.running import PS_PER_S, GpuModel, GpuState
+from sim.shortcuts.solo import solo
 
 Floats = NDArray[np.float64]
 
@@ -97,27 +98,35 @@ def _lasts_ps(rate: Floats) -> Floats:
     return np.maximum(1.0, np.ceil(1.0 / rate - 1e-6)) if rate.all() else np.zeros_like(rate)
 
 
+class KernelTables:
+    """Tables of kernels by their costs, below limits on power, that all programs on a GPU type have in common."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bool, float], KernelCurves] = {}
+
+    def curves(
+        self, model: FluidModel, class_id: int, *, waits: bool = False, limit_w: float = math.inf
+    ) -> KernelCurves:
+        """The table of one kernel, which runs or, ``waits``, spins until others come."""
+        key = (model.cost(class_id), waits, limit_w)
+        found = self._known.get(key)
+        if found is None:
+            if limit_w == math.inf:
+                found = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
+            else:
+                running, top_hz = solo(class_id, model, waits=waits), model.gpu.max_clock_hz
+                free = self.curves(model, class_id, waits=waits)
+                found = free.below(limit_w, lambda: model.solve(running, limit_w, top_hz))
+            if len(self._known) > MAX_TABLES:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
 @lru_cache(maxsize=16)
-def _tables(_gpu: GpuModel) -> dict[tuple[int, bool, float], KernelCurves]:
-    return {}
-
-
-def kernel_curves(model: FluidModel, class_id: int, *, waits: bool = False, limit_w: float = math.inf) -> KernelCurves:
-    """The table of one kernel, which runs or, ``waits``, spins until others come, each below a power."""
-    tables = _tables(model.gpu)
-    key = (model.cost(class_id), waits, limit_w)
-    found = tables.get(key)
-    if found is None:
-        if limit_w == math.inf:
-            found = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
-        else:
-            running = ((class_id, model.grid(class_id).sms, waits, 1.0),)
-            free = kernel_curves(model, class_id, waits=waits)
-            found = free.below(limit_w, lambda: model.shared(running, limit_w, model.gpu.max_clock_hz, None))
-        if len(tables) > MAX_TABLES:
-            tables.clear()
-        tables[key] = found
-    return found
+def kernel_tables(_gpu: GpuModel) -> KernelTables:
+    """The tables of a GPU type."""
+    return KernelTables()
 
 
 def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: bool = False) -> KernelCurves:

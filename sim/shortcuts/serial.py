@@ -8,7 +8,6 @@ GPU's time is the sum of its kernels' times. Spans, power steps and joules are t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 
 from hardware.laws.terms import wanted_sms
 from sim.engine.between import overloaded_ports
-from sim.engine.fluid import FluidModel, Running
+from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import GpuState, Target, bounds
-from sim.errors import LivelockError
+from sim.engine.running import Target
+from sim.shortcuts.solo import SoloKernels, solo_states
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -177,6 +176,7 @@ class Serial:
     def __init__(self, graph: KernelGraph, model: FluidModel, layout: SerialLayout | None = None) -> None:
         self.graph, self.model = graph, model
         self.layout = layout or SerialLayout(graph)
+        self._known = solo_states(model.gpu, model.rules)
 
     def run(self, targets: Sequence[Target]) -> Recorder | None:
         """Its records under power targets (W of each GPU); None on a deadlock."""
@@ -185,8 +185,14 @@ class Serial:
 
     def ended(self, targets: Sequence[Target]) -> tuple[Recorder, bool] | None:
         """Its records, and whether all GPUs end their last kernel at the same instant."""
-        solo, own = SoloKernels(self.model, targets), self.layout
-        state = solo.alone(own)
+        solo, own = SoloKernels(self.model, targets, self._known), self.layout
+        state = own.kind_of
+        if solo.one_target:
+            solo.all_of(0, own.classes)
+            state = own.class_place
+        else:
+            for gpu, classes in enumerate(own.classes_of):
+                solo.all_of(gpu, classes)
         lasts_ps, power_w = np.array(solo.lasts_ps)[state], np.array(solo.power_w)[state]
         lasts_ps[own.parts] = 0
         end_ps = np.cumsum(lasts_ps)
@@ -213,11 +219,8 @@ class Serial:
         steps = [(own.gpu, begin_ps, state)]
         if len(early):  # they spin until the others arrive
             spin = own.parts[early]
-            gpus, classes = own.gpu[spin], own.cls[spin]
-            waits = [
-                solo.number(gpu, cls, waits=True) for gpu, cls in zip(gpus.tolist(), classes.tolist(), strict=True)
-            ]
-            spin_state = np.array(waits)
+            gpus, who = own.gpu[spin], zip(own.gpu[spin].tolist(), own.cls[spin].tolist(), strict=True)
+            spin_state = np.array([solo.number(gpu, cls, waits=True) for gpu, cls in who])
             energy_j[spin] += np.array(solo.power_w)[spin_state] * ((begin_ps[spin] - come_ps) * 1e-12)
             steps.append((gpus, come_ps, spin_state))
             start_ps = begin_ps.copy()
@@ -241,81 +244,6 @@ def _kinds(gpu: Ints, cls: Ints) -> tuple[Kinds, Ints]:
     classes = int(cls.max()) + 1
     used, kind_of = np.unique(gpu * classes + cls, return_inverse=True)
     return [divmod(kind, classes) for kind in used.tolist()], kind_of
-
-
-class SoloKernels:
-    """Kernels by themselves on a GPU, each under its power target: ``states`` in the order in which they are asked for.
-
-    ``lasts_ps`` is how long the kernel of each state lasts (0 of one that spins), ``power_w`` the watts of its GPU.
-    """
-
-    def __init__(self, model: FluidModel, targets: Sequence[Target]) -> None:
-        self.model = model
-        self.states: list[GpuState] = []
-        self.lasts_ps: list[int] = []
-        self.power_w: list[float] = []
-        self._bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
-        self._one_target = len(set(self._bounds)) == 1
-        # Numbers by kernel, which GPUs under one target have in common.
-        self._numbers: list[dict[object, int]] = [{}] * len(targets) if self._one_target else [{} for _ in self._bounds]
-        self._meetings: dict[object, tuple[int, list[int]]] = {}
-
-    def alone(self, layout: SerialLayout) -> Ints:
-        """The number of the state of each kernel of a program by itself; before any other."""
-        all_ = [layout.classes] if self._one_target else layout.classes_of
-        for classes, bound, numbers in zip(all_, self._bounds, self._numbers, strict=False):
-            numbers.update(zip(classes, range(len(self.states), len(self.states) + len(classes)), strict=True))
-            self.states += self.model.alone(classes, *bound)
-        self.lasts_ps += [whole_ps(state.rates[0]) for state in self.states]
-        self.power_w += [state.power_w for state in self.states]
-        return layout.class_place if self._one_target else layout.kind_of
-
-    def number(self, gpu: int, cls: int, *, waits: bool = False, pace: float | None = None) -> int:
-        """The number of the state of one kernel; it may spin, or be held to ``pace``."""
-        key = cls if pace is None and not waits else (cls, waits, pace)
-        found = self._numbers[gpu].get(key)
-        if found is None:
-            running = ((cls, self.model.grid(cls).sms, waits, 1.0),)
-            found = self._numbers[gpu][key] = self._new(running, gpu, None if pace is None else (pace,))
-        return found
-
-    def idle(self, gpu: int) -> int:
-        """The number of the state in which nothing runs."""
-        found = self._numbers[gpu].get(())
-        if found is None:
-            found = self._numbers[gpu][()] = self._new((), gpu, None)
-        return found
-
-    def _new(self, running: Running, gpu: int, caps: tuple[float, ...] | None) -> int:
-        state = self.model.shared(running, *self._bounds[gpu], caps)
-        self.states.append(state)
-        self.lasts_ps.append(whole_ps(state.rates[0]) if state.rates and state.rates[0] else 0)
-        self.power_w.append(state.power_w)
-        return len(self.states) - 1
-
-    def meeting(self, members: tuple[tuple[int, int], ...]) -> tuple[int, list[int]]:
-        """Picoseconds of a collective of these (GPU, class) once all are there, and the number of each one's state.
-
-        The common pace is found as :class:`sim.engine.core.Core` finds it.
-        """
-        found = self._meetings.get(members)
-        if found is None:
-            numbers = [self.number(gpu, cls) for gpu, cls in members]
-            for _ in range(8 * len(members)):
-                rates = [self.states[number].rates[0] for number in numbers]
-                pace = min(rates)
-                if max(rates) <= pace * (1.0 + 1e-9):
-                    break
-                numbers = [self.number(gpu, cls, pace=pace) for gpu, cls in members]
-            else:
-                raise LivelockError(f"the collective of (GPU, kernel class) {members} finds no common pace")
-            found = self._meetings[members] = whole_ps(pace), numbers
-        return found
-
-
-def whole_ps(rate: float) -> int:
-    """How long a kernel at ``rate`` (1/ps) lasts, in whole picoseconds."""
-    return max(1, math.ceil(1.0 / rate - 1e-6))
 
 
 class _Met(NamedTuple):

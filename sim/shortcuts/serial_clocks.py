@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.engine.running import PS_PER_S, GpuModel, HeldClock, Target, bounds
-from sim.shortcuts.clocks import Floats, KernelCurves, grid_of, kernel_curves, step_of
-from sim.shortcuts.serial import Meeting, Serial, SoloKernels
+from sim.shortcuts.clocks import Floats, KernelCurves, grid_of, kernel_tables, step_of
+from sim.shortcuts.serial import Meeting, Serial
+from sim.shortcuts.solo import SoloKernels
 
 # Stretches between collectives times classes of kernels up to which the stretches are summed at all clocks at once, and
 # how many of these sums one product of matrices works out (a larger one would wake BLAS's threads).
@@ -60,7 +61,8 @@ class SerialCurves:
 
     def __init__(self, serial: Serial) -> None:
         self.layout, self.model, self.gpus = serial.layout, serial.model, serial.graph.gpus
-        self.tables = {cls: kernel_curves(self.model, cls) for cls in self.layout.classes}
+        self.known = kernel_tables(self.model.gpu)
+        self.tables = {cls: self.known.curves(self.model, cls) for cls in self.layout.classes}
         self._below: tuple[float, SerialAtClocks] | None = None
 
     def below(self, limit_w: float) -> SerialAtClocks:
@@ -106,7 +108,7 @@ class SerialAtClocks:
         self.layout, self.model = curves.layout, curves.model
         self.idle_w = grid_of(self.model.gpu).idle_w
         self.limited: Tables = {  # kernels whose clock it lowers somewhere
-            cls: kernel_curves(self.model, cls, limit_w=limit_w)
+            cls: curves.known.curves(self.model, cls, limit_w=limit_w)
             for cls, table in curves.tables.items()
             if table.peak_w > limit_w
         }
@@ -164,7 +166,7 @@ class SerialAtClocks:
         """Watts of a GPU that waits in a collective, at every clock."""
         found = self._spins.get(class_id)
         if found is None:
-            table = kernel_curves(self.model, class_id, waits=True, limit_w=self.limit_w)
+            table = self.curves.known.curves(self.model, class_id, waits=True, limit_w=self.limit_w)
             found = self._spins[class_id] = table.power_w
         return found
 
