@@ -105,17 +105,17 @@ class KernelTables:
         self._known: dict[tuple[int, bool, float], KernelCurves] = {}
 
     def curves(
-        self, model: FluidModel, class_id: int, *, waits: bool = False, limit_w: float = math.inf
+        self, model: FluidModel, class_id: int, cost: int, *, waits: bool = False, limit_w: float = math.inf
     ) -> KernelCurves:
-        """The table of one kernel, which runs or, ``waits``, spins until others come."""
-        key = (model.cost(class_id), waits, limit_w)
+        """The table of one kernel of a ``cost``, which runs or, ``waits``, spins until others come."""
+        key = (cost, waits, limit_w)
         found = self._known.get(key)
         if found is None:
             if limit_w == math.inf:
                 found = curves_at(grid_of(model.gpu), model, class_id, waits=waits)
             else:
                 running, top_hz = solo(class_id, model, waits=waits), model.gpu.max_clock_hz
-                free = self.curves(model, class_id, waits=waits)
+                free = self.curves(model, class_id, cost, waits=waits)
                 found = free.below(limit_w, lambda: model.solve(running, limit_w, top_hz))
             if len(self._known) > MAX_TABLES:
                 self._known.clear()

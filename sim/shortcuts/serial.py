@@ -90,6 +90,13 @@ class SerialLayout:
         owner = np.append(self.gpu[self.parts], -1)
         # The part that a kernel is, or follows on its GPU; one beyond the last where there is none.
         self.latest = np.where(owner[latest] == self.gpu, latest, len(self.parts))
+        self._costs: dict[int, int] = {}
+
+    def costs(self, model: FluidModel) -> dict[int, int]:
+        """The number of each class's cost, by any model of its graph: all have the same."""
+        if not self._costs:
+            self._costs = {cls: model.cost(cls) for cls in self.classes}
+        return self._costs
 
     @cached_property
     def meetings(self) -> list[Meeting] | None:
@@ -185,14 +192,14 @@ class Serial:
 
     def ended(self, targets: Sequence[Target]) -> tuple[Recorder, bool] | None:
         """Its records, and whether all GPUs end their last kernel at the same instant."""
-        solo, own = SoloKernels(self.model, targets, self._known), self.layout
-        state = own.kind_of
+        solo, own = SoloKernels(self.model, targets), self.layout
+        state, costs = own.kind_of, own.costs(self.model)
         if solo.one_target:
-            solo.all_of(0, own.classes)
+            solo.all_of(0, own.classes, costs, self._known)
             state = own.class_place
         else:
             for gpu, classes in enumerate(own.classes_of):
-                solo.all_of(gpu, classes)
+                solo.all_of(gpu, classes, costs, self._known)
         lasts_ps, power_w = np.array(solo.lasts_ps)[state], np.array(solo.power_w)[state]
         lasts_ps[own.parts] = 0
         end_ps = np.cumsum(lasts_ps)

@@ -61,9 +61,13 @@ class SerialCurves:
 
     def __init__(self, serial: Serial) -> None:
         self.layout, self.model, self.gpus = serial.layout, serial.model, serial.graph.gpus
-        self.known = kernel_tables(self.model.gpu)
-        self.tables = {cls: self.known.curves(self.model, cls) for cls in self.layout.classes}
+        self._known, self._costs = kernel_tables(self.model.gpu), self.layout.costs(self.model)
+        self.tables = {cls: self.table(cls) for cls in self.layout.classes}
         self._below: tuple[float, SerialAtClocks] | None = None
+
+    def table(self, class_id: int, *, waits: bool = False, limit_w: float = math.inf) -> KernelCurves:
+        """The table of kernels of a class, which run or, ``waits``, spin until others come."""
+        return self._known.curves(self.model, class_id, self._costs[class_id], waits=waits, limit_w=limit_w)
 
     def below(self, limit_w: float) -> SerialAtClocks:
         """The same below a limit on each GPU's power; that of the last one is remembered."""
@@ -108,9 +112,7 @@ class SerialAtClocks:
         self.layout, self.model = curves.layout, curves.model
         self.idle_w = grid_of(self.model.gpu).idle_w
         self.limited: Tables = {  # kernels whose clock it lowers somewhere
-            cls: curves.known.curves(self.model, cls, limit_w=limit_w)
-            for cls, table in curves.tables.items()
-            if table.peak_w > limit_w
+            cls: curves.table(cls, limit_w=limit_w) for cls, table in curves.tables.items() if table.peak_w > limit_w
         }
         self.tables = curves.tables | self.limited
         self._rates = {cls: table.rate.item for cls, table in self.tables.items()}
@@ -166,7 +168,7 @@ class SerialAtClocks:
         """Watts of a GPU that waits in a collective, at every clock."""
         found = self._spins.get(class_id)
         if found is None:
-            table = self.curves.known.curves(self.model, class_id, waits=True, limit_w=self.limit_w)
+            table = self.curves.table(class_id, waits=True, limit_w=self.limit_w)
             found = self._spins[class_id] = table.power_w
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from sim.engine.fluid import FluidModel, Running
@@ -46,27 +46,25 @@ class SoloKernels:
     ``lasts_ps`` is how long the kernel of each state lasts (0 of one that spins), ``power_w`` the watts of its GPU.
     """
 
-    def __init__(self, model: FluidModel, targets: Sequence[Target], known: SoloStates | None = None) -> None:
+    def __init__(self, model: FluidModel, targets: Sequence[Target]) -> None:
         self.model = model
         self.states: list[GpuState] = []
         self.lasts_ps: list[int] = []
         self.power_w: list[float] = []
-        self.known = known or solo_states(model.gpu, model.rules)
         self.bounds = [bounds(target, model.gpu.max_clock_hz) for target in targets]
         self.one_target = len(set(self.bounds)) == 1
         # Numbers by kernel, which GPUs under one target have in common.
         self._numbers: list[dict[object, int]] = [{}] * len(targets) if self.one_target else [{} for _ in targets]
         self._meetings: dict[object, tuple[int, list[int]]] = {}
 
-    def all_of(self, gpu: int, classes: Sequence[int]) -> None:
-        """Number kernels of ``classes`` by themselves, one after the other."""
-        model, known = self.model, self.known.under(self.bounds[gpu])
+    def all_of(self, gpu: int, classes: Sequence[int], costs: Mapping[int, int], states: SoloStates) -> None:
+        """Number kernels of ``classes`` by themselves, one after the other; ``states`` are known by their costs."""
+        model, known = self.model, states.under(self.bounds[gpu])
         first = len(self.states)
         for class_id in classes:
-            cost = model.cost(class_id)
-            state = known.get(cost)
+            state = known.get(costs[class_id])
             if state is None:
-                state = known[cost] = model.solve(solo(class_id, model), *self.bounds[gpu])
+                state = known[costs[class_id]] = model.solve(solo(class_id, model), *self.bounds[gpu])
             self.states.append(state)
             self.lasts_ps.append(whole_ps(state.rates[0]))
             self.power_w.append(state.power_w)
