@@ -80,8 +80,7 @@ class Correction:
         """``x`` with no coordinate below the least measured one."""
         if not self.points:
             return x
-        least = _arrays(Same(self))[0].min(axis=0)
-        return tuple(max(value, float(low)) for value, low in zip(x, least, strict=True))
+        return tuple([max(value, low) for value, low in zip(x, _least(Same(self)), strict=True)])
 
     def covers(self, x: tuple[float, ...]) -> bool:
         """True within the box of measured points, a quarter of an octave of slack."""
@@ -97,6 +96,7 @@ class Correction:
         return any(value > high for value, high in zip(x, _box(Same(self))[1], strict=True))
 
 
+_ROOT_3 = math.sqrt(3.0)
 # Log2 of sizes at which a law is known to a correction that must not make it fall.
 SIZES = np.arange(6.0, 37.0, 0.125)
 
@@ -139,13 +139,21 @@ def _by_rows(held: Same[Correction], others: tuple[float, ...]) -> Floats:
 def _logs(correction: Correction, at: Floats) -> Floats:
     points, weights, lengths = _arrays(Same(correction))
     kernel = _matern(at, points, lengths, correction.amplitude)
-    return np.clip(kernel @ weights, -correction.bound, correction.bound)
+    return np.minimum(np.maximum(kernel @ weights, -correction.bound), correction.bound)
 
 
 @lru_cache(maxsize=64)
 def _arrays(held: Same[Correction]) -> tuple[Floats, Floats, Floats]:
     correction = held.held
     return np.asarray(correction.points), np.asarray(correction.weights), np.asarray(correction.lengths)
+
+
+@lru_cache(maxsize=64)
+def _least(held: Same[Correction]) -> list[float]:
+    """The least measured value of each coordinate."""
+    points, _, _ = _arrays(held)
+    least: list[float] = points.min(axis=0).tolist()
+    return least
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +165,7 @@ def _box(held: Same[Correction]) -> tuple[list[float], list[float]]:
 
 def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> Floats:
     scaled = (left[:, None, :] - right[None, :, :]) / lengths
-    distance = np.sqrt(3.0) * np.sqrt(np.sum(scaled**2, axis=-1))
+    distance = _ROOT_3 * np.sqrt((scaled * scaled).sum(axis=-1))
     return np.asarray(amplitude**2 * (1.0 + distance) * np.exp(-distance))
 
 

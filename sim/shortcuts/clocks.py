@@ -134,18 +134,21 @@ def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: boo
     gpu = model.gpu
     member = model.member(class_id, model.grid(class_id).sms, waits)
     terms = member.terms
-    rate = per_run_j = np.zeros_like(grid.clock_hz)
-    above_w = np.full_like(grid.clock_hz, terms.waiting_power_w)
-    if not waits:
+    zeros = np.zeros_like(grid.clock_hz)
+    if waits:
+        rate = per_run_j = zeros
+        above_w = np.full_like(grid.clock_hz, terms.waiting_power_w)
+    else:
         work_s = member.pace.seconds_at(grid.clock_hz)
         lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
-        top_hz = min(terms.top_clock_hz, gpu.max_clock_hz)
-        scales = {
-            "voltage_scale": np.minimum(grid.voltage_scale, gpu.voltage_scale(top_hz)),
-            "clock_fraction": np.minimum(grid.clock_fraction, top_hz / gpu.reference_clock_hz),
-        }
-        zeros, ones = np.zeros_like(rate), np.ones_like(rate)
+        scales = {"voltage_scale": grid.voltage_scale, "clock_fraction": grid.clock_fraction}
+        if (top_hz := terms.top_clock_hz) < gpu.max_clock_hz:
+            scales = {
+                "voltage_scale": np.minimum(grid.voltage_scale, gpu.voltage_scale(top_hz)),
+                "clock_fraction": np.minimum(grid.clock_fraction, top_hz / gpu.reference_clock_hz),
+            }
+        ones = np.ones_like(rate)
         per_run_j = dynamic_power_w(terms, sms=zeros, gpu_sms=gpu.sms, progress_per_s=ones, **scales)
         busy_sms = member.sms * (work_s / lasts_s)
         above_w = dynamic_power_w(terms, sms=busy_sms, gpu_sms=gpu.sms, progress_per_s=rate * PS_PER_S, **scales)

@@ -242,7 +242,12 @@ class Serial:
                 steps.append((np.array([gpu]), np.array([ended_ps]), np.array([idle])))
         records.energy_j = (np.bincount(own.gpu, energy_j, self.graph.gpus) + records.idle_energy_j).tolist()
         _record_spans(records, np.minimum(start_ps + own.gap_ps, end_ps), end_ps, energy_j)
-        _record_steps(records, *(steps[0] if len(steps) == 1 else map(np.concatenate, zip(*steps, strict=True))))
+        if len(steps) == 1:  # GPU by GPU in order of time
+            _record_steps(records, *steps[0])
+        else:
+            gpus, times_ps, states = map(np.concatenate, zip(*steps, strict=True))
+            order = np.lexsort((times_ps, gpus))
+            _record_steps(records, gpus[order], times_ps[order], states[order])
         return records, level
 
 
@@ -291,11 +296,12 @@ def _record_spans(records: Recorder, start_ps: Ints, end_ps: Ints, energy_j: Flo
 
 
 def _record_steps(records: Recorder, gpu: Ints, time_ps: Ints, state: Ints) -> None:
-    """In order of time; a GPU whose state does not change gets no step."""
-    order = np.lexsort((time_ps, gpu))
-    same = (state[order][1:] == state[order][:-1]) & (gpu[order][1:] == gpu[order][:-1])
-    order = order[np.append(True, ~same)]
-    order = order[np.argsort(time_ps[order], kind="stable")]
+    """In order of time, of steps GPU by GPU; a GPU whose state does not change gets no step."""
+    new = np.empty(len(gpu), dtype=bool)
+    new[0] = True
+    np.logical_or(state[1:] != state[:-1], gpu[1:] != gpu[:-1], out=new[1:])
+    gpu, time_ps, state = gpu[new], time_ps[new], state[new]
+    order = np.argsort(time_ps, kind="stable")
     records.step_gpu.frombytes(gpu[order].astype(np.int32).tobytes())
     records.step_time_ps.frombytes(time_ps[order].tobytes())
     records.step_state.frombytes(state[order].tobytes())

@@ -10,7 +10,7 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.engine.running import PS_PER_S, GpuModel, HeldClock, Target, bounds
 from sim.shortcuts.clocks import Floats, KernelCurves, grid_of, kernel_tables, step_of
-from sim.shortcuts.serial import Meeting, Serial
+from sim.shortcuts.serial import Serial
 from sim.shortcuts.solo import SoloKernels
 
 # Stretches between collectives times classes of kernels up to which the stretches are summed at all clocks at once, and
@@ -31,14 +31,13 @@ def steps_of(gpu: GpuModel, held: Sequence[Target]) -> tuple[list[int], float] |
     """The step of the grid at which each GPU is held, and the power limit of all; None of GPUs held otherwise."""
     if gpu.clock_step_hz:
         return None
-    steps, limits_w = [], set()
+    steps, (limit_w, _) = [], bounds(held[0], 0.0)
     for target in held:
-        step = step_of(gpu, target.clock_hz) if isinstance(target, HeldClock) else None
+        step = step_of(gpu, target.clock_hz) if isinstance(target, HeldClock) and target.power_w == limit_w else None
         if step is None:
             return None
         steps.append(step)
-        limits_w.add(bounds(target, 0.0)[0])
-    return (steps, limits_w.pop()) if len(limits_w) == 1 else None
+    return steps, limit_w
 
 
 class Ran(NamedTuple):
@@ -104,6 +103,17 @@ class SerialCurves:
         return Spent(stretch_ps + counts[:, places] @ more_ps, gpu_j + gpu_counts[:, places] @ more_j * 1e-12)
 
 
+class _Part(NamedTuple):
+    """A GPU's part of a collective: the stretch before it, and its rate, watts and joules by step of the grid."""
+
+    gpu: int
+    stretch: int
+    cls: int
+    rate: Callable[[int], float]
+    power_w: Callable[[int], float]
+    j_per_run: Callable[[int], float]
+
+
 class SerialAtClocks:
     """A serial program whose GPUs are held at clocks of the grid, each below the power ``limit_w``."""
 
@@ -115,26 +125,35 @@ class SerialAtClocks:
             cls: curves.table(cls, limit_w=limit_w) for cls, table in curves.tables.items() if table.peak_w > limit_w
         }
         self.tables = curves.tables | self.limited
-        self._rates = {cls: table.rate.item for cls, table in self.tables.items()}
-        self._powers = {cls: table.power_w.item for cls, table in self.tables.items()}
         self._spins: dict[int, Floats] = {}
         self._finds: dict[int, bool] = {}
 
+    @cached_property
+    def _meetings(self) -> list[list[_Part]] | None:
+        """The collectives in order, each GPU's part with what it takes at every clock."""
+        if self.layout.meetings is None:
+            return None
+        items = {cls: (table.rate.item, table.power_w.item, table.j_per_run.item) for cls, table in self.tables.items()}
+        return [
+            [_Part(part.gpu, part.stretch, part.cls, *items[part.cls]) for part in met] for met in self.layout.meetings
+        ]
+
     def at(self, steps: Sequence[int]) -> Ran | None:
         """The program with each GPU at a step of the grid; None on a deadlock."""
-        meetings = self.layout.meetings
+        meetings = self._meetings
         if meetings is None:
             return None
         stretch_ps, energy_j = self._summed(steps) if self.curves.few else self._sums(steps)
         now_ps = [0.0] * len(steps)
         for met in meetings:
-            come_ps = [now_ps[part.gpu] + stretch_ps[part.stretch] for part in met]
+            come_ps = [now_ps[gpu] + stretch_ps[stretch] for gpu, stretch, _, _, _, _ in met]
             ready_ps = max(come_ps)
             lasts_ps, powers_w = self._meeting(met, steps)
+            done_ps, lasts_s = ready_ps + lasts_ps, lasts_ps * 1e-12
             for part, came_ps, power_w in zip(met, come_ps, powers_w, strict=True):
                 gpu = part.gpu
-                now_ps[gpu] = ready_ps + lasts_ps
-                energy_j[gpu] += power_w * (lasts_ps * 1e-12)
+                now_ps[gpu] = done_ps
+                energy_j[gpu] += power_w * lasts_s
                 if came_ps < ready_ps:
                     energy_j[gpu] += self._spin_w(part.cls).item(steps[gpu]) * ((ready_ps - came_ps) * 1e-12)
         end_ps = [now + stretch_ps[last] for now, last in zip(now_ps, self.layout.stretches.last, strict=True)]
@@ -172,27 +191,28 @@ class SerialAtClocks:
             found = self._spins[class_id] = table.power_w
         return found
 
-    def _meeting(self, met: Meeting, steps: Sequence[int]) -> tuple[int, list[float]]:
+    def _meeting(self, met: Sequence[_Part], steps: Sequence[int]) -> tuple[int, list[float]]:
         """Picoseconds of a collective from the last arrival on, and the watts of each of its GPUs."""
-        rates = [self._rates[part.cls](steps[part.gpu]) for part in met]
-        powers_w = [self._powers[part.cls](steps[part.gpu]) for part in met]
+        rates = [rate(steps[gpu]) for gpu, _, _, rate, _, _ in met]
+        powers_w = [power_w(steps[gpu]) for gpu, _, _, _, power_w, _ in met]
         pace = min(rates)
         if max(rates) > pace * (1.0 + 1e-9):
             if not all(self._simply_slower(part.cls, steps[part.gpu], pace) for part in met):
                 return self._solved(met, steps)
             # A rank slowed by others has less work per second; its blocks stay active.
             powers_w = [
-                power_w - self.tables[part.cls].j_per_run.item(steps[part.gpu]) * (rate - pace) * PS_PER_S
+                power_w - part.j_per_run(steps[part.gpu]) * (rate - pace) * PS_PER_S
                 for part, rate, power_w in zip(met, rates, powers_w, strict=True)
             ]
         return max(1, math.ceil(1.0 / pace - 1e-6)), powers_w
 
     def _simply_slower(self, class_id: int, step: int, pace: float) -> bool:
         """Whether a rank at the common rate is below the fast limit and gets the bandwidth for that rate."""
-        if class_id not in self._finds:  # what it finds at its highest rate it finds at lower ones
-            self._finds[class_id] = self._bandwidth(class_id, float(self.tables[class_id].rate.max()))
-        finds = self._finds[class_id] or self._bandwidth(class_id, pace)
-        return finds and self.tables[class_id].as_it_is.item(step)
+        finds = self._finds.get(class_id)
+        if finds is None:  # what it finds at its highest rate it finds at lower ones
+            finds = self._finds[class_id] = self._bandwidth(class_id, float(self.tables[class_id].rate.max()))
+        finds = finds or self._bandwidth(class_id, pace)
+        return finds and (class_id not in self.limited or self.limited[class_id].as_it_is.item(step))
 
     def _bandwidth(self, class_id: int, rate: float) -> bool:
         """Whether a kernel by itself gets the bandwidth for a rate."""
@@ -200,7 +220,7 @@ class SerialAtClocks:
         hbm, link = terms.hbm_bytes * rate * PS_PER_S, terms.link_bytes * rate * PS_PER_S
         return rules.hbm.divide([hbm], [1.0]) == [hbm] and rules.link.divide([link], [1.0]) == [link]
 
-    def _solved(self, met: Meeting, steps: Sequence[int]) -> tuple[int, list[float]]:
+    def _solved(self, met: Sequence[_Part], steps: Sequence[int]) -> tuple[int, list[float]]:
         clocks = grid_of(self.model.gpu).clock_hz
         members = tuple([(i, part.cls) for i, part in enumerate(met)])
         held = [HeldClock(float(clocks[steps[part.gpu]]), self.limit_w) for part in met]
