@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,16 +171,24 @@ def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> F
 
 
 def corrected(
-    terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...], course: LawCurve | None = None
+    terms: KernelTerms,
+    time: Correction,
+    energy: Correction,
+    x: tuple[float, ...],
+    course: LawCurve | None = None,
+    **more: Any,
 ) -> KernelTerms:
-    """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``)."""
+    """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``).
+
+    ``more`` are other fields that change with them.
+    """
     scale = time.factor(x, None if course is None else course.seconds)
     joules = energy.factor(x, None if course is None else course.joules)
-    return changed(
-        terms,
-        scale=terms.scale * scale,
-        core_energy_j=terms.core_energy_j * joules,
-        hbm_energy_j=terms.hbm_energy_j * joules,
-        sm_power_w=terms.sm_power_w * joules / scale,
-        extrapolated=not time.covers(x),
-    )
+    learnt: dict[str, Any] = {
+        "scale": terms.scale * scale,
+        "core_energy_j": terms.core_energy_j * joules,
+        "hbm_energy_j": terms.hbm_energy_j * joules,
+        "sm_power_w": terms.sm_power_w * joules / scale,
+        "extrapolated": not time.covers(x),
+    }
+    return changed(terms, **learnt | more)
