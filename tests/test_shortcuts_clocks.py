@@ -14,6 +14,7 @@ from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.running import HeldClock
 from sim.errors import FoldError
+from sim.shortcuts import serial_clocks
 from sim.shortcuts.clocks import clock_of, grid_of, step_of, top_step
 from sim.shortcuts.pieces import Piece, Repeated, mean_w_at, play
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
@@ -23,7 +24,8 @@ from tests.test_shortcuts_serial import ROUND, serial_graph
 ODD = replace(GPU, max_clock_hz=1.9993e9, chip_power_factor=1.03)
 
 
-@settings(deadline=None, max_examples=120)
+@pytest.mark.parametrize("summed", [512, 0], ids=["summed at all clocks", "added up at each"])
+@settings(deadline=None, max_examples=60)
 @given(
     rounds=st.lists(ROUND, min_size=1, max_size=5),
     gpus=st.integers(1, 3),
@@ -35,13 +37,16 @@ def test_a_program_at_any_clocks_takes_the_time_and_joules_of_the_event_run(
     gpus: int,
     shares: list[float],
     limit_w: float,
+    summed: int,
 ) -> None:
     rounds = [(alone, tuple(gpu for gpu in party if gpu < gpus), kinds) for alone, party, kinds in rounds]
     g = serial_graph(rounds, gpus)
     model = FluidModel(ODD, g.classes, [])
     steps = [int(share * top_step(ODD)) for share in shares[:gpus]]
     held = [HeldClock(clock_of(ODD, step), limit_w) for step in steps]
-    ran = Piece(g, model).at_clocks(tuple(held))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serial_clocks, "MAX_SUMMED", summed)
+        ran = Piece(g, model).at_clocks(tuple(held))
     core = Core(g, [FluidModel(ODD, g.classes, [])] * gpus, held)
     records = Engine(core).run()
     assert ran is not None

@@ -44,7 +44,7 @@ def is_serial(graph: KernelGraph, model: FluidModel) -> bool:
     )
 
 
-class Part(NamedTuple):
+class MeetingPart(NamedTuple):
     """A GPU's part of a collective that it shares: its place among all such parts, and the stretch before it."""
 
     place: int
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     stretch: int
 
 
-Meeting = list[Part]
+Meeting = list[MeetingPart]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class SerialLayout:
         of_gpu: list[list[int]] = [[] for _ in range(graph.gpus)]
         for place, op in enumerate(ops):
             gpu = graph.op_gpu[op]
-            part = Part(place=place, gpu=gpu, cls=graph.op_class[op], stretch=place + gpu)
+            part = MeetingPart(place=place, gpu=gpu, cls=graph.op_class[op], stretch=place + gpu)
             party.setdefault(graph.op_collective[op], []).append(part)
             of_gpu[gpu].append(graph.op_collective[op])
         ahead, missing = [iter(mine) for mine in of_gpu], {number: len(met) for number, met in party.items()}
