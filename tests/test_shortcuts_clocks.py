@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -85,3 +86,13 @@ def test_a_cut_that_is_not_level_is_refused_as_by_a_run() -> None:
     sequence = [Repeated(number=0, piece=Piece(g, FluidModel(GPU, g.classes, [])), repeat=2)]
     with pytest.raises(FoldError, match="at different times"):
         mean_w_at(sequence, (HeldClock(clock_of(GPU, 700), 1e9),) * 2)
+
+
+def test_tables_go_with_their_piece() -> None:
+    # Nothing refers to itself: sweeps freeze what a batch leaves, so that the collector would not find it.
+    g = graph((0, [COMPUTE, (REDUCE, 0)]), (1, [COPY, (REDUCE, 0)]))
+    piece = Piece(g, FluidModel(GPU, g.classes, []))
+    assert piece.at_clocks((HeldClock(clock_of(GPU, 700), 150.0),) * 2) is not None
+    known = [weakref.ref(piece._at_clocks), weakref.ref(piece._curves)]
+    del piece
+    assert [one() for one in known] == [None, None]

@@ -25,7 +25,7 @@ from sim.engine.record import Recorder
 from sim.engine.running import Target, bounds
 from sim.errors import FoldError
 from sim.shortcuts.serial import Serial, SerialLayout, is_serial
-from sim.shortcuts.serial_clocks import Ran, SerialCurves, steps_of
+from sim.shortcuts.serial_clocks import Ran, SerialAtClocks, SerialCurves, steps_of
 
 Limits = tuple[Target, ...]
 # Whole runs of more kernels than this are not remembered.
@@ -105,6 +105,7 @@ class Piece:
     serial: Serial | None = field(init=False)
     layout: InitVar[Callable[[KernelGraph], SerialLayout]] = SerialLayout  # of a serial graph
     _curves: SerialCurves | None = None
+    _at_clocks: SerialAtClocks | None = None  # below the last limit that was asked for
 
     def __post_init__(self, layout: Callable[[KernelGraph], SerialLayout]) -> None:
         graph, model = self.graph, self.model
@@ -134,9 +135,10 @@ class Piece:
         """The same at steps of the grid, each GPU below the power ``limit_w``."""
         if self.serial is None:
             return None
-        if self._curves is None:
-            self._curves = SerialCurves(self.serial)
-        return self._curves.below(limit_w).at(steps)
+        if self._at_clocks is None or self._at_clocks.limit_w != limit_w:
+            self._curves = self._curves or SerialCurves(self.serial)
+            self._at_clocks = SerialAtClocks(self._curves, limit_w)
+        return self._at_clocks.at(steps)
 
     def ended(self, records: Recorder) -> Played:
         """A run of it by the engine."""

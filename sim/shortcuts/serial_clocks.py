@@ -62,17 +62,10 @@ class SerialCurves:
         self.layout, self.model, self.gpus = serial.layout, serial.model, serial.graph.gpus
         self._known, self._costs = kernel_tables(self.model.gpu), self.layout.costs(self.model)
         self.tables = {cls: self.table(cls) for cls in self.layout.classes}
-        self._below: tuple[float, SerialAtClocks] | None = None
 
     def table(self, class_id: int, *, waits: bool = False, limit_w: float = math.inf) -> KernelCurves:
         """The table of kernels of a class, which run or, ``waits``, spin until others come."""
         return self._known.curves(self.model, class_id, self._costs[class_id], waits=waits, limit_w=limit_w)
-
-    def below(self, limit_w: float) -> SerialAtClocks:
-        """The same below a limit on each GPU's power; that of the last one is remembered."""
-        if self._below is None or self._below[0] != limit_w:
-            self._below = limit_w, SerialAtClocks(self, limit_w)
-        return self._below[1]
 
     @property
     def few(self) -> bool:
