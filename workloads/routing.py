@@ -21,8 +21,9 @@ DRAWN_AT_ONCE = 256
 SEED = 20240601
 # Where every token takes an expert its rows do not vary.
 LEAST_VARIANCE = 1e-6
-# Heights of tiles below 128 rows that kernels of serving engines have.
+# Heights of tiles below 128 rows that kernels of serving engines have, and of all: each twice the one before.
 SMALL_TILES = (16, 32, 64)
+TILES = (*SMALL_TILES, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +95,16 @@ def expert_loads(
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
         distinct = min(int(hit.sum()), max(round(wanted), 0))
-        small, large = (max(_mean_tiles(rows[hit], tokens, height), distinct) for height in (128, 256))
         beyond = _mean_beyond(rows[hit], tokens, 128)
-        lower = [max(_mean_tiles(rows[hit], tokens, height), distinct) for height in SMALL_TILES]
+        tiles = [round(max(mean, distinct), 3) for mean in _mean_tiles(rows[hit], tokens)]
         loads.append(
             ExpertLoad(
                 rows=round(wanted),
                 distinct=distinct,
-                tiles128=round(small, 3),
-                tiles256=round(large, 3),
+                tiles128=tiles[3],
+                tiles256=tiles[4],
                 rows_beyond128=round(beyond, 3),
-                small_tiles=(round(lower[0], 3), round(lower[1], 3), round(lower[2], 3)),
+                small_tiles=(tiles[0], tiles[1], tiles[2]),
             )
         )
     return tuple(loads)
@@ -115,13 +115,19 @@ def _spread(rows: Floats, tokens: int) -> Floats:
     return np.sqrt(np.maximum(rows * (1.0 - rows / tokens), LEAST_VARIANCE))
 
 
-def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
-    """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
+def _mean_tiles(rows: Floats, tokens: int) -> list[float]:
+    """Tiles of each height, each expert's padded, on average over draws (the binomial by its normal limit)."""
     if not rows.size:
-        return 0.0
+        return [0.0] * len(TILES)
     spread = _spread(rows, tokens)
-    edges = height * np.arange(1, int((rows + 6.0 * spread).max()) // height + 1)
-    return float(len(rows) + _normal_share((rows[:, None] - edges - 0.5) / spread[:, None]).sum())
+    most = int((rows + 6.0 * spread).max())
+    edges = TILES[0] * np.arange(1, (most // TILES[-1] + 1) * (TILES[-1] // TILES[0]) + 1)
+    beyond = _normal_share((rows[:, None] - edges - 0.5) / spread[:, None])
+    # Edges of taller tiles are among those of the lowest. In one piece their sums do not depend on the others.
+    every = ((height // TILES[0], most // height) for height in TILES)
+    return [
+        len(rows) + float(np.ascontiguousarray(beyond[:, step - 1 :: step][:, :count]).sum()) for step, count in every
+    ]
 
 
 def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
