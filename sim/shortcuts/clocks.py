@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hardware.laws.terms import dynamic_power_w
+from inputs.changed import changed
 from sim.engine.fluid import FluidModel
 from sim.engine.running import PS_PER_S, GpuModel, GpuState
 from sim.shortcuts.solo import solo
@@ -84,7 +85,7 @@ class KernelCurves:
         as_it_is = self.power_w <= limit_w
         state = held()
         rate = np.where(as_it_is, self.rate, state.rates[0])
-        return replace(
+        return changed(
             self,
             rate=rate,
             lasts_ps=_lasts_ps(rate),
