@@ -11,14 +11,15 @@ import pytest
 
 from sim import simulate
 from tests.family_configs import PUBLISHED, Config
-from workloads import Layout, Options, WorkloadError, build_program, load_model
+from workloads import Generation, Layout, Options, WorkloadError, build_generate, build_program, load_model
 from workloads.catalog import aliases
 from workloads.expressions import evaluate
+from workloads.families import layer_kernels
 from workloads.family_file import family_files, parse_family
 from workloads.huggingface import how_checked, parse_config, supported_types
 from workloads.model import ModelSpec
 from workloads.params import facts
-from workloads.program import Kernel
+from workloads.program import Kernel, Program
 from workloads.work import AttentionWork, CollectiveWork, ElementwiseWork, GemmWork, GroupedGemmWork
 
 
@@ -277,3 +278,25 @@ def test_each_family_is_found_by_the_types_that_its_file_says() -> None:
         for kind in parse_family(one.read_text(encoding="utf-8"), where=one.name).model_types
     }
     assert {kind: family.where for kind, family in family_files().items()} == said
+
+
+@pytest.mark.parametrize("stack", ["reference-torch", "eager-torch", "vllm"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_steps_and_ranks_share_kernels_that_do_not_differ(
+    name: str, stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read(PUBLISHED[name][0])
+    layout = Layout(ep=2, ep_mode="all_to_all") if model.experts and stack != "vllm" else Layout()
+    generation = Generation(seq_len=96, contexts=(96, 700, 9000))
+    options = Options(stack=stack)
+
+    def program() -> Program:
+        return build_generate(model, layout, batch=2, generation=generation, options=options)
+
+    try:
+        shared = program()
+    except WorkloadError as refused:
+        pytest.skip(str(refused))
+    for question in ("of_context", "of_experts"):
+        monkeypatch.setattr(layer_kernels, question, lambda _: True)
+    assert program() == shared

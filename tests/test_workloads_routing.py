@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from tests.transformer_kit import build
 from workloads import Layout, Routing, WorkloadError, load_model
 from workloads.balance import balanced_placement, contiguous_placement
 from workloads.memory import MemoryLoad, memory_need
 from workloads.popularity import Busiest, GiniTarget, Recorded, Zipf, chosen_share, gini, parse_popularity
-from workloads.routing import Choice, ExpertLoad, busiest_spread, expert_loads
+from workloads.routing import Choice, ExpertLoad, _draw, _normal_share, busiest_spread, expert_loads
 from workloads.work import GroupedGemmWork
 
 SHARED = Path(os.environ.get("WATTLINE_SHARED", Path(__file__).parents[1].parent / "shared"))
@@ -74,6 +75,21 @@ def test_a_seed_is_the_same_every_time_and_another_one_another_draw() -> None:
     fields: dict[str, Any] = {"tokens": 777, "choice": QWEN, "ranks": 4}
     one, other = Routing(popularity=Zipf(exponent=0.7)), Routing(popularity=Zipf(exponent=0.7), seed=1)
     assert draw(routing=one, **fields) == draw(routing=one, **fields) != draw(routing=other, **fields)
+
+
+def test_fewer_tokens_are_the_first_of_more() -> None:
+    whole = np.random.default_rng(7)
+    order = whole.permutation(128)
+    chosen = np.argpartition(np.log(-np.log(whole.random((1000, 128)))), 7, axis=1)[:, :8]
+    for tokens in (1, 255, 256, 257, 1000):
+        rows, place = _draw(tokens, QWEN, Zipf(), 7)
+        assert rows.tolist() == np.bincount(chosen[:tokens].ravel(), minlength=128).tolist()
+        assert place.tolist() == order.tolist()
+
+
+def test_means_over_draws_are_the_normal_distributions() -> None:
+    deviations = np.linspace(-12.0, 12.0, 4001)
+    assert _normal_share(deviations) == pytest.approx(ndtr(deviations), rel=0.0, abs=3e-16)
 
 
 def test_the_spread_of_draws_holds_most_seeds() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workloads.errors import WorkloadError
 
@@ -52,17 +52,17 @@ class Einsum:
     @property
     def axes(self) -> str:
         """All axes in order of first appearance."""
-        return "".join(dict.fromkeys("".join(self.inputs) + self.output))
+        return _axes_of(self).all
 
     @property
     def selected(self) -> str:
         """``e`` where each token's ``k`` chosen experts pick a slice of the weight: looked up, not summed over."""
-        return "e" if "k" in self.output and "e" in self.axes and "e" not in self.output else ""
+        return _axes_of(self).selected
 
     @property
     def contracted(self) -> str:
         """Axes that are summed over."""
-        return "".join(axis for axis in self.axes if axis not in self.output and axis not in self.selected)
+        return _axes_of(self).contracted
 
     @property
     def of_activations(self) -> bool:
@@ -79,16 +79,17 @@ class Einsum:
         >>> parse("bskm,emf->bskf").flops({"b": 1, "s": 3, "k": 2, "m": 8, "e": 64, "f": 4})
         384
         """
-        points = math.prod(_size(self, axis, sizes) for axis in self.axes if axis not in self.selected)
-        return 2 * points if self.contracted else points
+        axes = _axes_of(self)
+        points = _points(self, axes.computed, sizes)
+        return 2 * points if axes.contracted else points
 
     def input_elements(self, position: int, sizes: Mapping[str, int]) -> int:
         """Elements of one input."""
-        return math.prod(_size(self, axis, sizes) for axis in self.inputs[position])
+        return _points(self, self.inputs[position], sizes)
 
     def output_elements(self, sizes: Mapping[str, int]) -> int:
         """Elements of the output."""
-        return math.prod(_size(self, axis, sizes) for axis in self.output)
+        return _points(self, self.output, sizes)
 
     def reduction(self, parallel: str | None) -> Reduction | None:
         """What a rank that holds one slice of ``parallel`` owes the others before everyone has the output.
@@ -116,7 +117,7 @@ class Einsum:
     @property
     def batched(self) -> str:
         """Axes of both operands and of the output: for each of their points a product of its own."""
-        return "".join(axis for axis in self.output if all(axis in axes for axes in self.inputs[:2]))
+        return _axes_of(self).batched
 
     def count(self, sizes: Mapping[str, int]) -> int:
         """Independent matrix products: one for each point of the axes that both operands have.
@@ -124,7 +125,7 @@ class Einsum:
         >>> parse("bKrsz,bKzh->bKrsh").count({"b": 2, "K": 8, "r": 4, "s": 512, "z": 512, "h": 128})
         16
         """
-        return math.prod(_size(self, axis, sizes) for axis in self.batched)
+        return _points(self, self.batched, sizes)
 
     def gemm(self, sizes: Mapping[str, int], weight: int = 1) -> tuple[int, int, int]:
         """(m, n, k) of the matrix product, or of each of :meth:`count` ones; ``weight`` is the weight's position.
@@ -132,12 +133,42 @@ class Einsum:
         >>> parse("bsm,mHh->bsHh").gemm({"b": 1, "s": 8, "m": 16, "H": 2, "h": 4})
         (8, 8, 16)
         """
-        weight_axes, shared = self.inputs[weight], self.batched
-        own = [axis for axis in self.output if axis not in shared]
-        rows = math.prod(_size(self, axis, sizes) for axis in own if axis not in weight_axes)
-        columns = math.prod(_size(self, axis, sizes) for axis in own if axis in weight_axes)
-        depth = math.prod(_size(self, axis, sizes) for axis in self.contracted)
-        return rows, columns, depth
+        axes = _axes_of(self, weight)
+        return (
+            _points(self, axes.rows, sizes),
+            _points(self, axes.columns, sizes),
+            _points(self, axes.contracted, sizes),
+        )
+
+
+class _Axes(NamedTuple):
+    """Axes of an einsum by what becomes of them; ``rows`` and ``columns`` are those of each matrix product."""
+
+    all: str
+    selected: str
+    contracted: str
+    computed: str
+    batched: str
+    rows: str
+    columns: str
+
+
+@lru_cache(maxsize=1024)
+def _axes_of(einsum: Einsum, weight: int = 1) -> _Axes:
+    output, all_ = einsum.output, "".join(dict.fromkeys("".join(einsum.inputs) + einsum.output))
+    selected = "e" if "k" in output and "e" in all_ and "e" not in output else ""
+    batched = "".join(axis for axis in output if all(axis in axes for axes in einsum.inputs[:2]))
+    weights = einsum.inputs[weight] if weight < len(einsum.inputs) else ""
+    own = [axis for axis in output if axis not in batched]
+    return _Axes(
+        all=all_,
+        selected=selected,
+        contracted="".join(axis for axis in all_ if axis not in output and axis not in selected),
+        computed="".join(axis for axis in all_ if axis not in selected),
+        batched=batched,
+        rows="".join(axis for axis in own if axis not in weights),
+        columns="".join(axis for axis in own if axis in weights),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -168,9 +199,10 @@ def parse(pattern: str) -> Einsum:
     return Einsum(pattern=text, inputs=inputs, output=output)
 
 
-def _size(einsum: Einsum, axis: str, sizes: Mapping[str, int]) -> int:
+def _points(einsum: Einsum, axes: str, sizes: Mapping[str, int]) -> int:
     try:
-        return sizes[axis]
+        return math.prod([sizes[axis] for axis in axes])
     except KeyError:
+        axis = next(axis for axis in axes if axis not in sizes)
         means = AXES.get(axis, "an axis of the model's own: give it under [axes]")
         raise WorkloadError(f"'{einsum.pattern}': size of axis '{axis}' ({means}) is missing") from None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from inputs.files import read_text
 from inputs.texts import parse_json
 from workloads.errors import WorkloadError
+from workloads.roots import root_between
 
 Floats = NDArray[np.float64]
 # An expert that every token chose has infinite odds; this chance stands for certainty.
@@ -169,7 +170,7 @@ def _chances(odds: Floats, top_k: int) -> Floats:
     def missing(log_time: float) -> float:
         return float(-np.expm1(-rates * np.exp(log_time)).sum() - top_k)
 
-    return np.asarray(-np.expm1(-rates * np.exp(_root(missing, -60.0, 60.0 - np.log(rates[rates > 0].min())))))
+    return np.asarray(-np.expm1(-rates * np.exp(root_between(missing, -60.0, 60.0 - np.log(rates[rates > 0].min())))))
 
 
 def _exponent_of_gini(target: float, experts: int, top_k: int) -> float:
@@ -193,7 +194,7 @@ def _fit_busiest(popularity: Busiest, experts: int, top_k: int) -> Floats:
             return float(_chances(_mandelbrot(experts, exponent, offset), top_k)[0]) / top_k - wanted
 
         steepest = min(STEEPEST * (1.0 + offset), LEAST_LOG_ODDS / np.log((experts + offset) / (1.0 + offset)))
-        return _mandelbrot(experts, _root(excess, 0.0, steepest), offset)
+        return _mandelbrot(experts, root_between(excess, 0.0, steepest), offset)
 
     def beyond(log_offset: float) -> float:
         # Share of the rows that the first `count` experts take, against 90 %: falls as the head widens.
@@ -202,7 +203,7 @@ def _fit_busiest(popularity: Busiest, experts: int, top_k: int) -> Floats:
     low, high = -6.0, 7.0
     if not 0 < count < experts or beyond(low) * beyond(high) > 0:
         raise WorkloadError(f"{name}: no such law puts 90 % of the rows on {count} experts with that share on one")
-    return odds(_root(beyond, low, high, xtol=1e-6))
+    return odds(root_between(beyond, low, high, xtol=1e-6))
 
 
 def _odds_of_rows(recorded: Recorded, experts: int, top_k: int) -> Floats:
@@ -224,10 +225,4 @@ def _solve(excess: Callable[[float], float], low: float, high: float, name: str,
         return low
     if excess(high) < 0.0:
         raise WorkloadError(f"{name} at most {target + excess(high):.2f}")
-    return _root(excess, low, high)
-
-
-def _root(function: Callable[[float], float], low: float, high: float, *, xtol: float = 2e-12) -> float:
-    from scipy.optimize import brentq  # takes longer to import than a command of this product takes to run
-
-    return float(brentq(function, low, high, xtol=xtol))
+    return root_between(excess, low, high)

@@ -16,11 +16,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Draws are made for at most this many tokens and scaled: beyond it every expert's share is settled.
 MAX_DRAWN_TOKENS = 16384
+# Tokens are drawn in blocks of so many: those of fewer tokens are the first of those of more, drawn once.
+DRAWN_AT_ONCE = 256
 SEED = 20240601
 # Where every token takes an expert its rows do not vary.
 LEAST_VARIANCE = 1e-6
-# Heights of tiles below 128 rows that kernels of serving engines have.
+# Heights of tiles below 128 rows that kernels of serving engines have, and of all: each twice the one before.
 SMALL_TILES = (16, 32, 64)
+TILES = (*SMALL_TILES, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +95,16 @@ def expert_loads(
         rows = mine * (wanted / mine.sum()) if mine.sum() else mine
         hit = rows > 0
         distinct = min(int(hit.sum()), max(round(wanted), 0))
-        small, large = (max(_mean_tiles(rows[hit], tokens, height), distinct) for height in (128, 256))
         beyond = _mean_beyond(rows[hit], tokens, 128)
-        lower = [max(_mean_tiles(rows[hit], tokens, height), distinct) for height in SMALL_TILES]
+        tiles = [round(max(mean, distinct), 3) for mean in _mean_tiles(rows[hit], tokens)]
         loads.append(
             ExpertLoad(
                 rows=round(wanted),
                 distinct=distinct,
-                tiles128=round(small, 3),
-                tiles256=round(large, 3),
+                tiles128=tiles[3],
+                tiles256=tiles[4],
                 rows_beyond128=round(beyond, 3),
-                small_tiles=(round(lower[0], 3), round(lower[1], 3), round(lower[2], 3)),
+                small_tiles=(tiles[0], tiles[1], tiles[2]),
             )
         )
     return tuple(loads)
@@ -113,38 +115,65 @@ def _spread(rows: Floats, tokens: int) -> Floats:
     return np.sqrt(np.maximum(rows * (1.0 - rows / tokens), LEAST_VARIANCE))
 
 
-def _mean_tiles(rows: Floats, tokens: int, height: int) -> float:
-    """Tiles of ``height`` rows, each expert's padded, on average over draws (the binomial by its normal limit)."""
-    from scipy.special import ndtr  # takes as long to import as a run: only experts wait for it
-
+def _mean_tiles(rows: Floats, tokens: int) -> list[float]:
+    """Tiles of each height, each expert's padded, on average over draws (the binomial by its normal limit)."""
     if not rows.size:
-        return 0.0
+        return [0.0] * len(TILES)
     spread = _spread(rows, tokens)
-    edges = height * np.arange(1, int((rows + 6.0 * spread).max()) // height + 1)
-    return float(len(rows) + ndtr((rows[:, None] - edges - 0.5) / spread[:, None]).sum())
+    most = int((rows + 6.0 * spread).max())
+    edges = TILES[0] * np.arange(1, (most // TILES[-1] + 1) * (TILES[-1] // TILES[0]) + 1)
+    beyond = _normal_share((rows[:, None] - edges - 0.5) / spread[:, None])
+    # Edges of taller tiles are among those of the lowest. In one piece their sums do not depend on the others.
+    every = ((height // TILES[0], most // height) for height in TILES)
+    return [
+        len(rows) + float(np.ascontiguousarray(beyond[:, step - 1 :: step][:, :count]).sum()) for step, count in every
+    ]
 
 
 def _mean_beyond(rows: Floats, tokens: int, height: int) -> float:
     """Rows beyond each expert's first ``height``, on average over draws."""
-    from scipy.special import ndtr
-
     spread = _spread(rows, tokens)
     at = (rows - height) / spread
-    return float((spread * (at * ndtr(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())
+    return float((spread * (at * _normal_share(at) + np.exp(-0.5 * at**2) / math.sqrt(2.0 * math.pi))).sum())
+
+
+def _normal_share(deviations: Floats) -> Floats:
+    """Share of a normal distribution below so many standard deviations: 0 or 1 beyond nine of them (to 1e-19).
+
+    The function of scipy.special takes as long to import as a run.
+    """
+    share = (deviations > 0.0).astype(np.float64)
+    near = np.abs(deviations) < 9.0
+    share[near] = [0.5 * math.erfc(x) for x in (-math.sqrt(0.5) * deviations[near]).tolist()]
+    return share
 
 
 @lru_cache(maxsize=256)
 def _draw(tokens: int, choice: Choice, popularity: Popularity, seed: int) -> tuple[Ints, Ints]:
     """Rows of each expert in one draw of ``tokens`` tokens, and the place in the law that each expert took."""
-    rng = np.random.default_rng(seed)
+    whole, rest = divmod(tokens, DRAWN_AT_ONCE)
+    rows = np.zeros(choice.experts, dtype=np.int64)
+    for number in range(whole):
+        rows += _block(number, choice, popularity, seed)[1]
+    if rest:
+        rows += np.bincount(_block(whole, choice, popularity, seed)[0][:rest].ravel(), minlength=choice.experts)
+    return rows, _order(popularity, choice.experts, np.random.default_rng(seed))
+
+
+@lru_cache(maxsize=256)
+def _block(number: int, choice: Choice, popularity: Popularity, seed: int) -> tuple[NDArray[np.int16], Ints]:
+    """The experts that each token of a block of a draw chooses, and the rows of each expert."""
+    bits = np.random.PCG64(seed)
+    rng = np.random.Generator(bits)
     order = _order(popularity, choice.experts, rng)
     log_weight = np.asarray(log_odds(popularity, choice.experts, choice.top_k))[order]
+    bits.advance(number * DRAWN_AT_ONCE * choice.experts)  # a number takes one step
     # Gumbel top-k: k distinct experts a token with the given odds.
-    noise = log_weight - np.log(-np.log(rng.random((tokens, choice.experts))))
+    noise = log_weight - np.log(-np.log(rng.random((DRAWN_AT_ONCE, choice.experts))))
     if choice.groups:
         noise = _best_groups(noise, choice)
     chosen = np.argpartition(-noise, choice.top_k - 1, axis=1)[:, : choice.top_k]
-    return np.bincount(chosen.ravel(), minlength=choice.experts), order
+    return chosen.astype(np.int16), np.bincount(chosen.ravel(), minlength=choice.experts)
 
 
 @lru_cache(maxsize=1024)

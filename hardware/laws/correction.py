@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,7 @@ class Correction:
         """``x`` with no coordinate below the least measured one."""
         if not self.points:
             return x
-        least = _arrays(Same(self))[0].min(axis=0)
-        return tuple(max(value, float(low)) for value, low in zip(x, least, strict=True))
+        return tuple([max(value, low) for value, low in zip(x, _least(Same(self)), strict=True)])
 
     def covers(self, x: tuple[float, ...]) -> bool:
         """True within the box of measured points, a quarter of an octave of slack."""
@@ -97,6 +97,7 @@ class Correction:
         return any(value > high for value, high in zip(x, _box(Same(self))[1], strict=True))
 
 
+_ROOT_3 = math.sqrt(3.0)
 # Log2 of sizes at which a law is known to a correction that must not make it fall.
 SIZES = np.arange(6.0, 37.0, 0.125)
 
@@ -139,13 +140,21 @@ def _by_rows(held: Same[Correction], others: tuple[float, ...]) -> Floats:
 def _logs(correction: Correction, at: Floats) -> Floats:
     points, weights, lengths = _arrays(Same(correction))
     kernel = _matern(at, points, lengths, correction.amplitude)
-    return np.clip(kernel @ weights, -correction.bound, correction.bound)
+    return np.minimum(np.maximum(kernel @ weights, -correction.bound), correction.bound)
 
 
 @lru_cache(maxsize=64)
 def _arrays(held: Same[Correction]) -> tuple[Floats, Floats, Floats]:
     correction = held.held
     return np.asarray(correction.points), np.asarray(correction.weights), np.asarray(correction.lengths)
+
+
+@lru_cache(maxsize=64)
+def _least(held: Same[Correction]) -> list[float]:
+    """The least measured value of each coordinate."""
+    points, _, _ = _arrays(held)
+    least: list[float] = points.min(axis=0).tolist()
+    return least
 
 
 @lru_cache(maxsize=64)
@@ -157,21 +166,29 @@ def _box(held: Same[Correction]) -> tuple[list[float], list[float]]:
 
 def _matern(left: Floats, right: Floats, lengths: Floats, amplitude: float) -> Floats:
     scaled = (left[:, None, :] - right[None, :, :]) / lengths
-    distance = np.sqrt(3.0) * np.sqrt(np.sum(scaled**2, axis=-1))
+    distance = _ROOT_3 * np.sqrt((scaled * scaled).sum(axis=-1))
     return np.asarray(amplitude**2 * (1.0 + distance) * np.exp(-distance))
 
 
 def corrected(
-    terms: KernelTerms, time: Correction, energy: Correction, x: tuple[float, ...], course: LawCurve | None = None
+    terms: KernelTerms,
+    time: Correction,
+    energy: Correction,
+    x: tuple[float, ...],
+    course: LawCurve | None = None,
+    **more: Any,
 ) -> KernelTerms:
-    """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``)."""
+    """``terms`` with the learnt factors on time and on the energy above idle; ``course`` holds them up (``factor``).
+
+    ``more`` are other fields that change with them.
+    """
     scale = time.factor(x, None if course is None else course.seconds)
     joules = energy.factor(x, None if course is None else course.joules)
-    return changed(
-        terms,
-        scale=terms.scale * scale,
-        core_energy_j=terms.core_energy_j * joules,
-        hbm_energy_j=terms.hbm_energy_j * joules,
-        sm_power_w=terms.sm_power_w * joules / scale,
-        extrapolated=not time.covers(x),
-    )
+    learnt: dict[str, Any] = {
+        "scale": terms.scale * scale,
+        "core_energy_j": terms.core_energy_j * joules,
+        "hbm_energy_j": terms.hbm_energy_j * joules,
+        "sm_power_w": terms.sm_power_w * joules / scale,
+        "extrapolated": not time.covers(x),
+    }
+    return changed(terms, **learnt | more)

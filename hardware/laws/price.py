@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hardware.errors import HardwareError
 from hardware.gpu import GpuSpec
@@ -63,14 +63,15 @@ def gemm_terms(profile: Profile, gpu: GpuSpec, sizes: GemmSizes) -> KernelTerms:
             hbm_bytes=terms.hbm_bytes + inputs,
             hbm_energy_j=terms.hbm_energy_j + inputs * profile.gemm[law].hbm_byte_energy_j,
         )
+    more: dict[str, Any] = {}
     if gpu.clusters:
-        terms = changed(terms, cluster=profile.scheduling.gemm_cluster)
+        more["cluster"] = profile.scheduling.gemm_cluster
     if sizes.m < LEAST_ROWS:  # its loads are its pace, whichever SMs it has
-        terms = changed(terms, few_sms_sharpness=few_sms().sharpness)
+        more["few_sms_sharpness"] = few_sms().sharpness
     if law != dtype:  # what was learnt belongs to the kernels of the law's own type
-        return changed(terms, extrapolated=True)
+        return changed(terms, extrapolated=True, **more)
     learnt = profile.gemm_corrections[dtype]
-    return corrected(terms, learnt.time, learnt.energy, gemm_features(sizes.wide))
+    return corrected(terms, learnt.time, learnt.energy, gemm_features(sizes.wide), **more)
 
 
 def gemm_law(profile: Profile, dtype: str) -> str | None:
@@ -105,8 +106,14 @@ def decode_terms(profile: Profile, gpu: GpuSpec, sizes: DecodeSizes) -> KernelTe
     terms, learnt = decode_base_terms(profile.decode, sizes, gpu.sms), profile.decode_corrections
     # Keys and values pass through L2, which follows the SM clock: at a few hundred MHz it is slower than HBM.
     through_l2 = profile.gemm["bf16"].l2_bytes_per_s / gpu.max_clock_hz
-    terms = changed(terms, l2_bytes=terms.hbm_bytes, l2_bytes_per_cycle=through_l2)
-    terms = corrected(terms, learnt.time, learnt.energy, decode_features(sizes))
+    terms = corrected(
+        terms,
+        learnt.time,
+        learnt.energy,
+        decode_features(sizes),
+        l2_bytes=terms.hbm_bytes,
+        l2_bytes_per_cycle=through_l2,
+    )
     if sizes.kv_bytes < 2:
         return with_narrow_cache(terms, sizes, gpu.sms)
     return terms if sizes.kv_bytes == 2 else changed(terms, extrapolated=True)  # rows of 16-bit caches alone
@@ -130,10 +137,13 @@ def elementwise_terms(
     bytes_a_block = 1.0 if own.blocks_per_s is None else bytes_moved / launched_blocks
     course = elementwise_course(own, gpu, bytes_a_block=bytes_a_block)
     # Below the smallest measured buffer only the floor counts: no extrapolation, and the correction stays.
-    held = corrected(terms, learnt.time, learnt.energy, learnt.time.held(x), course)
     streams = own_streams(name)
-    return changed(
-        held,
+    return corrected(
+        terms,
+        learnt.time,
+        learnt.energy,
+        learnt.time.held(x),
+        course,
         extrapolated=learnt.time.above(x),
         sm_bytes_per_s=streams,
         few_sms_sharpness=few_sms().own_sharpness if streams else 0.0,

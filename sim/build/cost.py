@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import assert_never
 
@@ -298,6 +299,7 @@ def drawn(work: Work) -> Work:
     return changed(work, rival=work.rival if loses else None, turn=0)
 
 
+@lru_cache(maxsize=64)
 def expected_maximum(count: int) -> float:
     """Expected largest of ``count`` standard normals (Blom's approximation; 0.56 of two, 1.03 of four).
 
@@ -310,12 +312,21 @@ def expected_maximum(count: int) -> float:
 def sizes(work: Work | ExchangeSizes) -> dict[str, object]:
     """A work's sizes by name, for traces; those of an exchange beside those of its collective."""
     found: dict[str, object] = {}
-    for field in fields(work):
-        value = getattr(work, field.name)
-        if value is None or (value is False and field.default is False) or field.name in ("rival", "turn"):
+    for name, off in _shown_fields(type(work)):  # type: ignore[arg-type]  # mypy: a type is not hashable
+        value = getattr(work, name)
+        if value is None or (off and value is False):
             continue
-        found |= sizes(value) if isinstance(value, ExchangeSizes) else {field.name: _shown(value)}
+        if isinstance(value, ExchangeSizes):
+            found |= sizes(value)
+        else:
+            found[name] = _shown(value)
     return found
+
+
+@cache
+def _shown_fields(cls: type[Work | ExchangeSizes]) -> tuple[tuple[str, bool], ...]:
+    """Names of a work's fields that are shown, and whether each is a switch that is off by itself."""
+    return tuple((field.name, field.default is False) for field in fields(cls) if field.name not in ("rival", "turn"))
 
 
 def _shown(value: object) -> object:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inputs.changed import changed
 from inputs.same import Same
@@ -18,7 +18,6 @@ from workloads.program import Kernel, Program, RankProgram, Segment
 from workloads.work import CollectiveWork
 
 Classify = Callable[[Kernel], KernelClass]
-Ints = NDArray[np.int64]
 Place = Literal["alone", "crossed", "beside", "joins"]
 # A group that meets in collectives: (rank, which of its groups this is); without folding the second is 0.
 Group = tuple[tuple[int, int], ...]
@@ -28,12 +27,12 @@ Group = tuple[tuple[int, int], ...]
 class _Columns:
     """Columns of one rank program, with indices relative to its first kernel."""
 
-    kernel_class: Ints
-    stream: Ints
-    segment: Ints
-    launches: Ints  # of each kernel; 0 where a host kernel stands for the launches of its segment
-    host_s: NDArray[np.float64]  # host time beside launches of the program's kernels
-    collectives: list[tuple[Ints, tuple[int, ...]]]  # positions, in order, of the collectives of each group
+    kernel_class: list[int]
+    stream: list[int]
+    segment: list[int]
+    launches: list[int]  # of each kernel; 0 where a host kernel stands for the launches of its segment
+    host_s: list[float]  # host time beside launches of the program's kernels
+    collectives: list[tuple[list[int], tuple[int, ...]]]  # positions, in order, of the collectives of each group
     edges: list[tuple[int, int]]
 
 
@@ -42,9 +41,10 @@ class _Tables:
     """Class and segment tables that all programs of a graph share."""
 
     classify: Classify
+    hosted: bool  # whether a host launches each kernel
     classes: list[KernelClass] = field(default_factory=list)
-    class_of: dict[tuple[Kernel, Place], int] = field(default_factory=dict)
-    index_of: dict[tuple[KernelClass, str], int] = field(default_factory=dict)
+    class_of: dict[object, int] = field(default_factory=dict)
+    like: dict[object, list[int]] = field(default_factory=dict)  # classes that may be equal, by some of their sizes
     segments: list[tuple[str, str, int]] = field(default_factory=list)
     segment_of: dict[tuple[int, int, Segment], int] = field(default_factory=dict)
     asynchronous: set[int] = field(default_factory=set)
@@ -52,26 +52,28 @@ class _Tables:
     def kernel(self, kernel: Kernel, place: Place) -> int:
         """The class of ``kernel`` in a segment of one stream, or in its place among several."""
         # The stream and the dependencies of a kernel do not change its cost.
-        bare = Kernel(
-            name=kernel.name,
-            work=kernel.work,
-            flops=kernel.flops,
-            bytes_moved=kernel.bytes_moved,
-            priority=kernel.priority,
-        )
-        index = self.class_of.get((bare, place))
+        key = (kernel.name, kernel.work, kernel.flops, kernel.bytes_moved, kernel.priority, place)
+        index = self.class_of.get(key)
         if index is None:
-            priced = self.classify(bare)
+            priced = self.classify(kernel)
             if place == "crossed":
                 priced = changed(priced, terms=priced.beside or priced.terms, beside=None)
             elif place != "alone":
                 priced = _beside(priced, joins=place == "joins")
-            # Kernels that cost and read the same share a class, and with it the engine's memo of running sets.
-            key = (priced, repr(priced.describe))
-            index = self.class_of[bare, place] = self.index_of.setdefault(key, len(self.classes))
-            if index == len(self.classes):
-                self.classes.append(priced)
+            index = self.class_of[key] = self._index(priced)
         return index
+
+    def _index(self, priced: KernelClass) -> int:
+        """Kernels that cost and read the same share a class, and with it the engine's memo of running sets."""
+        terms = priced.terms
+        like = self.like.setdefault((priced.name, terms.floor_s, terms.hbm_bytes, terms.cycles_per_block), [])
+        for index in like:
+            known = self.classes[index]
+            if known is priced or (known == priced and repr(known.describe) == repr(priced.describe)):
+                return index
+        like.append(len(self.classes))
+        self.classes.append(priced)
+        return like[-1]
 
     def segment(self, phase_index: int, segment_index: int, phase: str, segment: Segment) -> int:
         key = (phase_index, segment_index, changed(segment, kernels=()))
@@ -99,35 +101,41 @@ def lower(
     ``groups`` maps groups of ranks to simulated GPUs when the programs are those of representatives
     (:mod:`sim.shortcuts.fold`).
     """
-    tables = _Tables(classify)
+    tables = _Tables(classify, hosted=issue_s is not None)
     laid: dict[Same[RankProgram], _Columns] = {}
     programs = [Same(rank_program) for rank_program in program.ranks]
     for one in programs:
         if one not in laid:
             laid[one] = _lay_out(one.held, tables)
     columns = [laid[one] for one in programs]
-    sizes = [len(c.kernel_class) for c in columns]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])[:-1].tolist()
-    total = sum(sizes)
+    offsets = [0, *accumulate(len(c.kernel_class) for c in columns)]
 
-    op_collective = np.full(total, -1, dtype=np.int64)
+    op_collective = [-1] * offsets[-1]
     members = _tie_collectives(columns, offsets, op_collective, groups)
     queue_gpu: list[int] = []
     queue_stream: list[int] = []
     queue_ops: list[Sequence[int]] = []
-    op_queue = np.empty(total, dtype=np.int64)
+    op_class: list[int] = []
+    op_gpu: list[int] = []
+    op_queue: list[int] = []
+    op_segment: list[int] = []
     successors: dict[int, list[int]] = {}
     predecessors: dict[int, int] = {}
-    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
-        streams = sorted(set(column.stream.tolist()))
+    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=False)):
+        size = len(column.kernel_class)
+        op_class += column.kernel_class
+        op_gpu += [rank] * size
+        op_segment += column.segment
+        streams = sorted(set(column.stream))
+        queue = {stream: len(queue_gpu) + number for number, stream in enumerate(streams)}
+        op_queue += [queue[stream] for stream in column.stream]
         for stream in streams:
-            op_queue[offset : offset + len(column.stream)][column.stream == stream] = len(queue_gpu)
             queue_gpu.append(rank)
             queue_stream.append(stream)
             if len(streams) == 1:
-                queue_ops.append(range(offset, offset + len(column.stream)))
+                queue_ops.append(range(offset, offset + size))
             else:
-                queue_ops.append((np.nonzero(column.stream == stream)[0] + offset).tolist())
+                queue_ops.append([offset + i for i, own in enumerate(column.stream) if own == stream])
         for before, after in column.edges:
             successors.setdefault(before + offset, []).append(after + offset)
             predecessors[after + offset] = predecessors.get(after + offset, 0) + 1
@@ -137,11 +145,11 @@ def lower(
     return KernelGraph(
         gpus=len(columns),
         classes=tuple(tables.classes),
-        op_class=np.concatenate([c.kernel_class for c in columns]).tolist(),
-        op_gpu=np.repeat(np.arange(len(columns)), sizes).tolist(),
-        op_queue=op_queue.tolist(),
-        op_segment=np.concatenate([c.segment for c in columns]).tolist(),
-        op_collective=op_collective.tolist(),
+        op_class=op_class,
+        op_gpu=op_gpu,
+        op_queue=op_queue,
+        op_segment=op_segment,
+        op_collective=op_collective,
         queue_gpu=tuple(queue_gpu),
         queue_stream=tuple(queue_stream),
         queue_ops=tuple(queue_ops),
@@ -156,7 +164,8 @@ def lower(
 
 def _issued_ps(column: _Columns, issue_s: float) -> list[int]:
     """Launch time of each kernel of a rank by one host, which does its other work in program order."""
-    begun_s = np.cumsum(column.host_s) - column.host_s
+    host_s = np.array(column.host_s)
+    begun_s = np.cumsum(host_s) - host_s
     moments: list[int] = np.rint((np.cumsum(column.launches) * issue_s + begun_s) * 1e12).astype(np.int64).tolist()
     return moments
 
@@ -189,13 +198,13 @@ def _places(kernels: Sequence[Kernel], lone: Place) -> list[Place]:
 
 
 def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
-    classes: list[Ints] = []
-    streams: list[Ints] = []
-    segments: list[Ints] = []
-    launches: list[Ints] = []
-    host_s: list[NDArray[np.float64]] = []
+    classes: list[int] = []
+    streams: list[int] = []
+    segments: list[int] = []
+    launches: list[int] = []
+    host_s: list[float] = []
     edges: list[tuple[int, int]] = []
-    groups: dict[tuple[int, ...], list[Ints]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     start = 0
     last_of: dict[int, int] = {}  # stream -> its last kernel so far
     marks: dict[str, list[int]] = {}
@@ -208,19 +217,20 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             first = tables.segment(phase_index, segment_index, phase.name, segment)
             lane = [k.stream for k in kernels]
             places = _places(kernels, lone)
-            classes.append(np.tile([tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)], repeat))
-            streams.append(np.tile(lane, repeat))
-            segments.append(np.repeat(np.arange(first, first + repeat), size))
-            times_s = [host_seconds(kernel) for kernel in kernels]
-            launches.append(np.full(size * repeat, 0 if any(times_s) else 1))
-            host_s.append(np.tile(times_s, repeat))
+            classes += [tables.kernel(k, p) for k, p in zip(kernels, places, strict=True)] * repeat
+            streams += lane * repeat
+            segments += [number for number in range(first, first + repeat) for _ in kernels]
+            if tables.hosted:
+                times_s = [host_seconds(kernel) for kernel in kernels]
+                launches += [0 if any(times_s) else 1] * (size * repeat)
+                host_s += times_s * repeat
             in_segment: dict[tuple[int, ...], list[int]] = {}
             for position, kernel in enumerate(kernels):
                 if isinstance(kernel.work, CollectiveWork):
                     in_segment.setdefault(kernel.work.ranks, []).append(position)
             for ranks, positions in in_segment.items():
-                repeated = np.add.outer(np.arange(repeat) * size + start, positions).ravel()
-                groups.setdefault(ranks, []).append(repeated)
+                bases = range(start, start + size * repeat, size)
+                groups.setdefault(ranks, []).extend([base + position for base in bases for position in positions])
             inner = [(p, i) for i, k in enumerate(kernels) for p in k.after]
             used = sorted(set(lane))
             joins = not segment.asynchronous and (len(used) > 1 or any(s not in used for s in last_of))
@@ -244,37 +254,39 @@ def _lay_out(program: RankProgram, tables: _Tables) -> _Columns:
             start += size * repeat
             if segment.mark is not None:
                 marks[segment.mark] = [start - 1 - lane[::-1].index(s) for s in used]
-    nothing = np.empty(0, dtype=np.int64)  # a rank may have no kernel
     return _Columns(
-        kernel_class=np.concatenate([nothing, *classes]),
-        stream=np.concatenate([nothing, *streams]),
-        segment=np.concatenate([nothing, *segments]),
-        launches=np.concatenate([nothing, *launches]),
-        host_s=np.concatenate([np.empty(0), *host_s]),
-        collectives=[(np.sort(np.concatenate(parts)), ranks) for ranks, parts in groups.items()],
+        kernel_class=classes,
+        stream=streams,
+        segment=segments,
+        launches=launches,
+        host_s=host_s,
+        collectives=[(sorted(positions), ranks) for ranks, positions in groups.items()],
         edges=edges,
     )
 
 
 def _tie_collectives(
-    columns: list[_Columns], offsets: list[int], op_collective: Ints, groups: Mapping[tuple[int, ...], Group] | None
+    columns: list[_Columns],
+    offsets: list[int],
+    op_collective: list[int],
+    groups: Mapping[tuple[int, ...], Group] | None,
 ) -> list[tuple[int, ...]]:
     """Give the i-th collective of each group the same id on all its ranks; returns the members by id."""
     members: list[tuple[int, ...]] = []
-    by_group: dict[Group, dict[int, Ints]] = {}
-    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=True)):
+    by_group: dict[Group, dict[int, list[int]]] = {}
+    for rank, (column, offset) in enumerate(zip(columns, offsets, strict=False)):
         for positions, ranks in column.collectives:
             group = tuple((member, 0) for member in ranks) if groups is None else groups[ranks]
             if all(member != rank for member, _ in group):
                 raise ScenarioError(f"rank {rank} runs a collective of ranks {ranks}, to which it does not belong")
-            by_group.setdefault(group, {})[rank] = positions + offset
+            by_group.setdefault(group, {})[rank] = [offset + position for position in positions]
     for group, parts in sorted(by_group.items()):
         ranks = tuple(member for member, _ in group)
         counts = {rank: len(parts[rank]) if rank in parts else 0 for rank in ranks}
         if len(set(counts.values())) != 1:
             raise ScenarioError(f"ranks {ranks} run different numbers of collectives of their group: {counts}")
-        table = np.stack([parts[rank] for rank in ranks], axis=1)
-        first = len(members)
-        op_collective[table] = np.arange(first, first + len(table))[:, None]
-        members.extend(map(tuple, table.tolist()))
+        for number, met in enumerate(zip(*[parts[rank] for rank in ranks], strict=True), len(members)):
+            members.append(met)
+            for op in met:
+                op_collective[op] = number
     return members

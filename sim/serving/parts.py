@@ -33,7 +33,7 @@ from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.price_cache import Known, StoredPrices, stored_prices
 from sim.shortcuts.pieces import RepeatedPiece, play
-from sim.shortcuts.serial import whole_ps
+from sim.shortcuts.solo import whole_ps
 from workloads.model import ModelSpec
 
 # Tables of one process; beyond it the oldest are read or worked out again.

@@ -52,12 +52,17 @@ def fold(program: Program, classify: Classify) -> Folding:
     Raises :class:`FoldError` when equal ranks meet in one collective at different places of their programs.
     """
     costs: dict[KernelClass, int] = {}
-    cost_of: dict[Kernel, int] = {}
+    cost_of: dict[Same[KernelClass], int] = {}
+    price_of: dict[int, int] = {}  # by the kernel's place in memory, where the program keeps it
 
     def cost(kernel: Kernel) -> int:
-        known = cost_of.get(kernel)
+        known = price_of.get(id(kernel))
         if known is None:
-            known = cost_of[kernel] = costs.setdefault(classify(kernel), len(costs))
+            priced = Same(classify(kernel))
+            known = cost_of.get(priced)
+            if known is None:
+                known = cost_of[priced] = costs.setdefault(priced.held, len(costs))
+            price_of[id(kernel)] = known
         return known
 
     shapes: dict[object, int] = {}

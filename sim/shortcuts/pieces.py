@@ -22,18 +22,16 @@ from sim.engine.driver import Engine, Tick
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.running import HeldClock, Target, bounds
+from sim.engine.running import Target, bounds
 from sim.errors import FoldError
-from sim.shortcuts.clocks import Ran, SerialAtClocks, step_of
 from sim.shortcuts.serial import Serial, SerialLayout, is_serial
+from sim.shortcuts.serial_clocks import Ran, SerialAtClocks, SerialCurves, steps_of
 
 Limits = tuple[Target, ...]
 # Whole runs of more kernels than this are not remembered.
 MAX_KEPT_KERNELS = 50_000
 # Runs remembered of one piece, by power targets.
 MAX_PLAYED = 128
-# Fast limits under which tables over the clock are remembered of one piece.
-MAX_LIMITS = 4
 
 
 class Limiters(Protocol):
@@ -106,7 +104,8 @@ class Piece:
     played: dict[Limits, Played] = field(default_factory=dict)
     serial: Serial | None = field(init=False)
     layout: InitVar[Callable[[KernelGraph], SerialLayout]] = SerialLayout  # of a serial graph
-    _at_clocks: dict[float, SerialAtClocks] = field(default_factory=dict)
+    _curves: SerialCurves | None = None
+    _at_clocks: SerialAtClocks | None = None  # below the last limit that was asked for
 
     def __post_init__(self, layout: Callable[[KernelGraph], SerialLayout]) -> None:
         graph, model = self.graph, self.model
@@ -116,11 +115,11 @@ class Piece:
         """Its run under fixed power targets (W per GPU); a serial program is summed unless ``events`` are asked for."""
         known = self.played.get(limits_w)
         if known is None or (events and not known.by_events):
-            records = self.serial.run(limits_w) if self.serial is not None and not events else None
-            summed_at = limits_w if records is not None else None
-            if records is None:
-                records = Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run()
-            known = self.ended(records, summed_at)
+            summed = self.serial.ended(limits_w) if self.serial is not None and not events else None
+            if summed is not None:
+                known = Played(records=summed[0], level=summed[1], summed_at=limits_w)
+            else:
+                known = self.ended(Engine(Core(self.graph, [self.model] * self.graph.gpus, list(limits_w))).run())
             self.keep(limits_w, known)
         return known
 
@@ -137,33 +136,26 @@ class Piece:
 
     def at_clocks(self, held: Limits) -> Ran | None:
         """A serial program at clocks of the grid, by tables; None for other programs or clocks."""
-        if self.serial is None or self.model.gpu.clock_step_hz:
-            return None
-        steps = []
-        for target in held:
-            step = step_of(self.model.gpu, target.clock_hz) if isinstance(target, HeldClock) else None
-            if step is None:
-                return None
-            steps.append(step)
-        limits_w = {bounds(target, 0.0)[0] for target in held}
-        if len(limits_w) > 1:
-            return None
-        (limit_w,) = limits_w
-        tables = self._at_clocks.get(limit_w)
-        if tables is None:
-            if len(self._at_clocks) >= MAX_LIMITS:
-                self._at_clocks.clear()
-            tables = self._at_clocks[limit_w] = SerialAtClocks(self.serial, limit_w)
-        return tables.at(steps)
+        here = steps_of(self.model.gpu, held)
+        return None if here is None else self.at_steps(*here)
 
-    def ended(self, records: Recorder, summed_at: Limits | None = None) -> Played:
-        """A run of it."""
+    def at_steps(self, steps: Sequence[int], limit_w: float) -> Ran | None:
+        """The same at steps of the grid, each GPU below the power ``limit_w``."""
+        if self.serial is None:
+            return None
+        if self._at_clocks is None or self._at_clocks.limit_w != limit_w:
+            self._curves = self._curves or SerialCurves(self.serial)
+            self._at_clocks = SerialAtClocks(self._curves, limit_w)
+        return self._at_clocks.at(steps)
+
+    def ended(self, records: Recorder) -> Played:
+        """A run of it by the engine."""
         if self.graph.gpus == 1:
-            return Played(records=records, level=True, summed_at=summed_at)
+            return Played(records=records, level=True)
         last_ps = np.zeros(self.graph.gpus, dtype=np.int64)
         gpu = np.asarray(self.graph.op_gpu)[np.frombuffer(records.span_op, dtype=np.int64)]
         np.maximum.at(last_ps, gpu, np.frombuffer(records.span_end_ps, dtype=np.int64))
-        return Played(records=records, level=int(last_ps.min()) == records.end_ps, summed_at=summed_at)
+        return Played(records=records, level=int(last_ps.min()) == records.end_ps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +214,9 @@ def mean_w_at(sequence: Sequence[Repeated], held: Limits) -> list[float]:
     Raises :class:`FoldError` where a cut is not level, as :func:`play` does.
     """
     length_ps, energy_j = 0.0, [0.0] * len(held)
+    here = steps_of(sequence[0].piece.model.gpu, held)
     for step in sequence:
-        ran = step.piece.at_clocks(held) or step.piece.play(held)
+        ran = (here and step.piece.at_steps(*here)) or step.piece.play(held)
         if (step.repeat > 1 or step is not sequence[-1]) and not ran.level:
             raise _not_level(step)
         length_ps += step.repeat * ran.end_ps

@@ -9,21 +9,17 @@ from workloads.errors import WorkloadError
 from workloads.families.context import last_slice, own_shape
 from workloads.families.encoder import encoder_segments
 from workloads.families.images import image_segments
-from workloads.families.interleave import two_batches
-from workloads.families.nodes import PhaseName, kernels_of, node_kernels, placed_nodes
+from workloads.families.layer_kernels import LayerKernels, schedule_of, with_settings
+from workloads.families.nodes import PhaseName, node_kernels, placed_nodes
 from workloads.families.options import Options, check_options, choice_of, positive, precision_in
 from workloads.families.pipeline import StagePass, stage_segments
 from workloads.kernels import Shape
-from workloads.layer_passes.lower import lower_front, lower_head
-from workloads.layer_passes.overlap import Stage, beside_shared, has_experts, overlap
-from workloads.layer_passes.schedule import Schedule, leave_sms
+from workloads.layer_passes.lower import lower_front
+from workloads.layer_passes.overlap import Stage, overlap
 from workloads.layer_passes.shard import shard
-from workloads.layer_passes.stack import stacked
-from workloads.layer_passes.streams import streamed
 from workloads.layer_passes.tree import RankSplit
 from workloads.layout_checks import check_layout
 from workloads.model import ModelSpec
-from workloads.ops import Block, Gemm
 from workloads.parallel import Layout
 from workloads.placement import bind, groups_of, place_of
 from workloads.positions import check_reach
@@ -123,6 +119,7 @@ def _program(
                 f"overlap = 'two_batch' cuts the {own.batch} sequences of a rank in two: give an even number"
             )
         shapes.append((label, phase, share, own))
+    kernels = LayerKernels(stack, options)
     templates: dict[_Role, RankProgram] = {}
     bound: dict[tuple[_Role, tuple[object, ...]], RankProgram] = {}
     ranks = []
@@ -135,7 +132,7 @@ def _program(
             context_slice=0 if layout.cp_mode == "ulysses" else place.context,
         )
         if role not in templates:
-            templates[role] = _role_program(role, shapes, layers, stack, options)
+            templates[role] = _role_program(role, shapes, layers, kernels)
         key = (role, tuple(groups.values()))
         if key not in bound:
             bound[key] = bind(templates[role], groups, ctas=options.comm_ctas, all_reduce=options.all_reduce)
@@ -155,9 +152,10 @@ class _Role:
 
 
 def _role_program(
-    role: _Role, shapes: list[tuple[str, PhaseName, int, Shape]], layers: int, stack: Stack, options: Options
+    role: _Role, shapes: list[tuple[str, PhaseName, int, Shape]], layers: int, kernels: LayerKernels
 ) -> RankProgram:
     phases = []
+    stack, options = kernels.stack, kernels.options
     known: dict[tuple[PhaseName, int], tuple[Segment, ...]] = {}  # steps of equal context share their kernels
     previous: str | None = None
     for number, (label, phase, sequences, whole) in enumerate(shapes):
@@ -169,9 +167,9 @@ def _role_program(
         compute = known.get((phase, shape.context))
         if compute is None:
             load = loads_of(shape, options)[role.member]
-            compute = _segments(shape, phase, mine, load, stack, options)
+            compute = _segments(shape, phase, mine, load, kernels)
             if head:
-                compute = (*compute, Segment(name="lm_head", kernels=head_kernels(shape, stack, options)))
+                compute = (*compute, Segment(name="lm_head", kernels=kernels.head(shape)))
             if role.stage == 0:
                 compute = (*front_segments(shape, phase, stack, options), *compute)
             if model.encoder is not None and phase == "prefill" and role.stage == 0:
@@ -207,35 +205,15 @@ def loads_of(shape: Shape, options: Options) -> tuple[ExpertLoad | None, ...]:
 
 
 def _segments(
-    shape: Shape, phase: PhaseName, layers: range, load: ExpertLoad | None, stack: Stack, options: Options
+    shape: Shape, phase: PhaseName, layers: range, load: ExpertLoad | None, kernels: LayerKernels
 ) -> tuple[Segment, ...]:
     segments = []
     for name, block, mine in shape.model.layer_groups(layers):
         for precision, run in shape.precision.runs(mine):
             here = replace(shape, model=shape.model.of(block), precision=precision)
-            kernels = _layer_kernels(block, here, phase, load, stack, options)
-            segments.append(Segment(name=name, kernels=tuple(kernels), repeat=len(run), first=run.start, layers=True))
+            made = tuple(kernels.of(block, here, phase, load))
+            segments.append(Segment(name=name, kernels=made, repeat=len(run), first=run.start, layers=True))
     return tuple(segments)
-
-
-def _layer_kernels(
-    block: Block, shape: Shape, phase: PhaseName, load: ExpertLoad | None, stack: Stack, options: Options
-) -> list[Kernel]:
-    """The passes, one after the other."""
-    if options.sm_margin and options.overlap != "bulk":
-        kernels = _layer_kernels(block, shape, phase, load, stack, replace(options, sm_margin=False))
-        return [leave_sms(kernel, options.comm_ctas or 0) for kernel in kernels]
-    if options.overlap == "two_batch":
-        half = replace(shape, batch=shape.batch // 2)
-        return two_batches(_layer_kernels(block, half, phase, load, stack, replace(options, overlap="chunks")))
-    nodes = placed_nodes(with_settings(block, options), RankSplit.of(shape.layout))
-    margin = 0
-    if options.overlap == "bulk" and has_experts(nodes):
-        steps = beside_shared(nodes)
-        margin = (options.comm_ctas or 0) if options.sm_margin else 0
-    else:
-        steps = overlap(nodes, lambda node: schedule_of(node, shape.layout, options))
-    return streamed(stacked(steps, stack), kernels_of(shape, phase, load, stack, options), margin_ctas=margin)
 
 
 def _check_cut(model: ModelSpec, layout: Layout, options: Options) -> None:
@@ -256,39 +234,6 @@ def _check_cut(model: ModelSpec, layout: Layout, options: Options) -> None:
             )
 
 
-def with_settings(block: Block, options: Options) -> Block:
-    """``block`` with the overlap that a step has for its operators, or for all of them, instead of the model's own."""
-    settings = dict(options.overlap_ops)
-    for_all = options.overlap_chunks > 1 or options.overlap != "chunks"
-    own = any(isinstance(one, Gemm) and one.overlap is not None for one in block.nodes)
-    if not settings and not (for_all and own):
-        return block
-    nodes = (
-        replace(one, overlap=None if for_all else settings.get(one.name, one.overlap)) if isinstance(one, Gemm) else one
-        for one in block.nodes
-    )
-    return replace(block, nodes=tuple(nodes))
-
-
-def schedule_of(node: Gemm, layout: Layout, options: Options) -> Schedule | None:
-    """How a product and its collective run: as the step has it for this operator or for all, else as the node asks.
-
-    A node asks in blocks or in SMs; a block of the library holds ``options.sms_per_cta`` of them.
-    """
-    match options.overlap:
-        case "ring_exchange":
-            return Schedule(kind="ring_exchange", pieces=layout.tp, ctas=options.comm_ctas)
-        case "tile_signal":
-            return Schedule(kind="tile_signal", pieces=options.overlap_chunks, ctas=options.comm_ctas)
-    asked = node.overlap
-    if options.overlap_chunks > 1 or asked is None:
-        return Schedule(pieces=options.overlap_chunks, ctas=options.comm_ctas) if options.overlap_chunks > 1 else None
-    ctas = asked.comm_ctas or options.comm_ctas
-    if ctas is None and asked.sms is not None:
-        ctas = max(1, int(asked.sms / options.sms_per_cta))
-    return Schedule(pieces=asked.chunks, ctas=ctas)
-
-
 def front_segments(shape: Shape, phase: PhaseName, stack: Stack, options: Options) -> tuple[Segment, ...]:
     """The embedding of a serving engine's step, whose vocabulary its ranks hold in slices."""
     if stack.engine is None:
@@ -303,6 +248,4 @@ def head_kernels(shape: Shape, stack: Stack, options: Options) -> tuple[Kernel, 
 
     A serving engine draws a token from its logits, and prepares the next step.
     """
-    last = replace(shape, new_tokens=1)
-    nodes = shard(lower_head(samples=stack.engine is not None), RankSplit.of(shape.layout), returns=False)
-    return tuple(kernel for node in nodes for kernel in node_kernels(node, last, "decode", None, stack, options))
+    return LayerKernels(stack, options).head(shape)

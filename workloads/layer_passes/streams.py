@@ -98,7 +98,8 @@ class _Layer:
     def _in_turn(self, kernels: Iterable[Kernel]) -> None:
         base = len(self.kernels)
         for kernel in kernels:
-            self.kernels.append(changed(kernel, after=(*(base + i for i in kernel.after), *self.pending)))
+            after = (*[base + i for i in kernel.after], *self.pending)
+            self.kernels.append(kernel if after == kernel.after else changed(kernel, after=after))
             self.pending = ()
 
     def _add(self, kernel: Kernel, *after: int) -> int:
