@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inputs.same import Same
-from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.graph import KernelGraph
 
 S_PER_PS = 1e-12
 Ints = NDArray[np.int64]
@@ -29,50 +27,94 @@ class Exposure:
     working_s: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSpans:
-    """Kernels that ran: GPU, class and collective (-1: none) of each, from ``start`` to ``end`` (ps)."""
+class SpanKinds:
+    """What exposure needs of the kernels of a graph, whatever the clock: GPU, pause, collective and kind of each.
 
-    gpu: Ints
-    cls: Ints
-    collective: Ints
-    start: Ints
-    end: Ints
+    ``kinds`` are the operations of its collectives, sorted; the ``kind`` of a kernel that is none of them is -1.
+    """
 
+    def __init__(self, graph: KernelGraph, multiplicity: Ints) -> None:
+        self.gpus, self.multiplicity = graph.gpus, multiplicity
+        self.gpu, self.collective, cls = (
+            np.array(column, dtype=np.int64) for column in (graph.op_gpu, graph.op_collective, graph.op_class)
+        )
+        names = [str(c.describe.get("op", c.family)) for c in graph.classes]
+        self.gap: Ints = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
+        moves = self.collective >= 0
+        self.kinds = sorted({names[number] for number in set(cls[moves].tolist())})
+        places = {kind: place for place, kind in enumerate(self.kinds)}
+        self.kind: Ints = np.where(moves, np.array([places.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
+        self.moves, self.computes = np.flatnonzero(moves), np.flatnonzero(~moves)
+        self.tied = len(np.unique(self.collective[moves])) < len(self.moves)  # some collective is of several GPUs
+        self.times: Ints = multiplicity[self.gpu]
+        self.follows = np.flatnonzero(self.gpu[1:] == self.gpu[:-1]) + 1  # kernels with one before them on their GPU
 
-def exposure(graph: KernelGraph, spans: KernelSpans, multiplicity: Sequence[int]) -> Exposure:
-    """Exposure of ``spans`` of ``graph``; GPUs count as often as they stand for one."""
-    gpu, cls, start, end = spans.gpu, spans.cls, spans.start, spans.end
-    gap_of, names = _of_classes(Same(graph.classes))
-    moves = spans.collective >= 0
-    moving = moving_ps(spans.collective, start, end)
-    working = covered(gpu, np.where(moves, moving, start - gap_of[cls]), end, graph.gpus)
-    kinds = sorted({names[number] for number in set(cls[moves].tolist())})
-    whose, begins, ends = gpu[~moves], start[~moves], end[~moves]
-    length = covered(whose, begins, ends, graph.gpus)
-    alone: list[list[float]] = [[], []]
-    # What an earlier kind has covered is not counted again, so that the parts sum to the whole.
-    for part, (first, last) in enumerate(((moving, end), (start, moving))):
-        for kind in kinds:
-            these = moves if len(kinds) == 1 else moves & np.array([name == kind for name in names])[cls]
-            begin, stop = first[these], last[these]
-            grown = length
-            if (begin < stop).any():
-                whose, begins, ends = (
-                    np.concatenate(pair) for pair in ((whose, gpu[these]), (begins, begin), (ends, stop))
-                )
-                grown = covered(whose, begins, ends, graph.gpus)
-            alone[part].append(float((grown - length) @ np.asarray(multiplicity)) * S_PER_PS)
-            length = grown
-    by_kind = dict(zip(kinds, zip(*alone, strict=True), strict=True))
-    return Exposure(by_kind=by_kind, working_s=(working * S_PER_PS).tolist())
+    @cached_property
+    def intervals(self) -> tuple[Ints, Ints, Ints]:
+        """Of the ends of the intervals in :func:`_overlapping`: what opens (1) or closes (-1) there on which GPU."""
+        kinds, moves, computes = len(self.kinds), self.moves, self.computes
+        moving = 1 + self.kind[moves]
+        what = np.concatenate((np.zeros_like(computes), moving, moving + kinds, np.full_like(computes, 1 + 2 * kinds)))
+        whose = self.gpu[np.concatenate((computes, moves, moves, computes))]
+        return np.tile(what, 2), np.repeat((1, -1), len(what)), np.tile(whose, 2)
 
 
-@lru_cache(maxsize=64)
-def _of_classes(classes: Same[tuple[KernelClass, ...]]) -> tuple[Ints, list[str]]:
-    """The pause before each class of kernel (ps), and its operation."""
-    gaps = [round(c.gap_s / S_PER_PS) for c in classes.held]
-    return np.array(gaps, dtype=np.int64), [str(c.describe.get("op", c.family)) for c in classes.held]
+def exposure(kinds: SpanKinds, op: Ints, start: Ints, end: Ints) -> Exposure:
+    """Exposure of a run whose kernels ``op``, all of the graph, ran from ``start`` to ``end`` (ps).
+
+    GPUs count as often as they stand for one.
+    """
+    begins, ends = np.empty_like(start), np.empty_like(end)
+    begins[op], ends[op] = start, end
+    moving = moving_ps(kinds.collective, begins, ends) if kinds.tied else begins
+    paused = begins - kinds.gap
+    at_work = np.where(kinds.kind < 0, paused, begins)
+    one_by_one = (at_work[kinds.follows] >= ends[kinds.follows - 1]).all()
+    alone, working = (_one_by_one if one_by_one else _overlapping)(kinds, begins, moving, ends, paused)
+    number, alone_s = len(kinds.kinds), [total * S_PER_PS for total in alone.tolist()]
+    return Exposure(
+        by_kind=dict(zip(kinds.kinds, zip(alone_s[:number], alone_s[number:], strict=True), strict=True)),
+        working_s=(working * S_PER_PS).tolist(),
+    )
+
+
+def _one_by_one(kinds: SpanKinds, begins: Ints, moving: Ints, ends: Ints, paused: Ints) -> tuple[Ints, Ints]:
+    """As :func:`_overlapping`, where each GPU runs one kernel after the other: lengths add up."""
+    number, moves = len(kinds.kinds), kinds.moves
+    alone, working = np.zeros(2 * number, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
+    lasts = ends - np.where(kinds.kind < 0, paused, moving)
+    np.add.at(working, kinds.gpu, lasts)
+    kind, times = kinds.kind[moves], kinds.times[moves]
+    np.add.at(alone, kind, lasts[moves] * times)
+    if kinds.tied:
+        np.add.at(alone, kind + number, (moving - begins)[moves] * times)
+    return alone, working
+
+
+def _overlapping(kinds: SpanKinds, begins: Ints, moving: Ints, ends: Ints, paused: Ints) -> tuple[Ints, Ints]:
+    """GPU-ps in which each kind is exposed, then in which it waits, and ps in which each GPU works.
+
+    What computing, an earlier kind or, of waiting, anything that moves has covered is not counted again, so that the
+    parts sum to the whole.
+    """
+    number, moves, computes = len(kinds.kinds), kinds.moves, kinds.computes
+    what, change, whose = kinds.intervals
+    begin = (begins[computes], moving[moves], begins[moves], paused[computes])
+    at = np.concatenate((*begin, ends[computes], ends[moves], moving[moves], begins[computes]))
+    at += (at.max() - at.min() + 1) * whose  # one GPU's time after the other's, so that one pass does for all
+    order = np.argsort(at)
+    changes = np.zeros((2 * number + 2, len(at)), dtype=np.int32)
+    changes[what[order], np.arange(len(at))] = change[order]
+    is_open = np.cumsum(changes, axis=1)[:, :-1] > 0
+    length, gpu = np.diff(at[order]), whose[order[:-1]]
+    alone, working = np.zeros(2 * number, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
+    works = is_open[: number + 1].any(axis=0) | is_open[-1]
+    np.add.at(working, gpu[works], length[works])
+    covered, times = is_open[0], kinds.multiplicity[gpu]
+    for place, more in enumerate(is_open[1:-1]):
+        alone[place] = (length * times)[more & ~covered].sum()
+        covered = covered | more
+    return alone, working
 
 
 def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import workloads
 from sim.result.exposure import S_PER_PS
@@ -86,8 +85,7 @@ def utilisation(run: Run) -> dict[str, float | None]:
     ``mfu_at_clock`` over the rate at the mean clock that the run had (None where the datasheet gives no rate for the
     type); ``mbu`` is over the datasheet's bandwidth.
     """
-    flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
-    hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
+    flops, hbm_bytes = run.outcome.flops, run.outcome.hbm_bytes
     gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
     peak = gpu.tensor_flops_per_s.get(multiplied_type(run.scenario))
     clock_hz = sum(run.sm_clock_hz_per_gpu) / run.gpus
@@ -128,7 +126,3 @@ def held_bytes(run: Run) -> float:
 def multiplied_type(scenario: Scenario) -> str:
     """The type that products of weights multiply in."""
     return scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).product.multiplies.value
-
-
-def _number(described: Mapping[str, Any], name: str) -> float:
-    return float(described.get(name, 0.0))

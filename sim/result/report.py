@@ -51,7 +51,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
         "events_kernels": run.outcome.events_kernels,
         "derived_kernels": run.outcome.derived_kernels,
         "simpy_events": run.outcome.events,
-        "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
+        "extrapolated_kernels": run.outcome.extrapolated_kernels,
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
         "positions": positions(run.scenario),

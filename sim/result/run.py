@@ -14,7 +14,8 @@ from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import Target, bounds
 from sim.result.exposure import S_PER_PS, moving_ps
-from sim.result.outcome import Outcome, power_steps, unfold
+from sim.result.outcome import Outcome, unfold
+from sim.result.tally import power_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +115,7 @@ class Run:
         """What these numbers rest on; see :mod:`sim.result.status`."""
         from sim.result.status import standing  # reads the scenario's model, which a bare timeline does not need
 
-        outside = sorted({cls.name for cls in self.outcome.classes() if cls.terms.extrapolated})
+        outside = self.outcome.extrapolated_kernels
         return standing(self.scenario, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
 
     # -- laid out on demand -------------------------------------------------------------------------------
