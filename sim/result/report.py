@@ -64,7 +64,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
     balance = expert_balance(run.scenario)
     if balance is not None:
         result["expert_balance"] = balance
-    result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.scenario)} | utilisation(run)
+    result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.resolved)} | utilisation(run)
     result |= costs(run, prices)
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()

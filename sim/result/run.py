@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sim.result.status import Standing
     from sim.scenario.machine import Machine
+    from sim.scenario.resolved import Resolved
     from sim.scenario.spec import Scenario
 
 By = Literal["family", "kernel", "phase", "gpu", "segment"]
@@ -50,6 +51,13 @@ class Run:
     def clock_limit_hz(self) -> tuple[float, ...]:
         """The clock that no kernel passes (Hz per GPU)."""
         return tuple(bounds(target, self.machine.model.max_clock_hz)[1] for target in self.targets)
+
+    @cached_property
+    def resolved(self) -> Resolved:
+        """The scenario with its model, layout and precision."""
+        from sim.scenario.resolved import resolve_scenario  # reads the model, which a bare timeline does not need
+
+        return resolve_scenario(self.scenario)
 
     # -- whole-run figures --------------------------------------------------------------------------------
 
@@ -116,7 +124,7 @@ class Run:
         from sim.result.status import standing  # reads the scenario's model, which a bare timeline does not need
 
         outside = self.outcome.extrapolated_kernels
-        return standing(self.scenario, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
+        return standing(self.resolved, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
 
     # -- laid out on demand -------------------------------------------------------------------------------
 
