@@ -28,9 +28,9 @@ class Exposure:
 
 
 class SpanKinds:
-    """What exposure needs of the kernels of a graph, whatever the clock: GPU, pause, collective and kind of each.
+    """What exposure needs of the kernels of a graph, whatever the clock.
 
-    ``kinds`` are the operations of its collectives, sorted; the ``kind`` of a kernel that is none of them is -1.
+    ``moves`` are its collectives, of which ``kinds`` are the operations, sorted; all other kernels compute.
     """
 
     def __init__(self, graph: KernelGraph, multiplicity: Ints) -> None:
@@ -39,21 +39,23 @@ class SpanKinds:
             np.array(column, dtype=np.int64) for column in (graph.op_gpu, graph.op_collective, graph.op_class)
         )
         names = [str(c.describe.get("op", c.family)) for c in graph.classes]
-        self.gap: Ints = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)[cls]
         moves = self.collective >= 0
+        gaps: Ints = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)
+        self.pause: Ints = np.where(moves, 0, gaps[cls])  # before computing; before a collective nothing works
         self.kinds = sorted({names[number] for number in set(cls[moves].tolist())})
         places = {kind: place for place, kind in enumerate(self.kinds)}
-        self.kind: Ints = np.where(moves, np.array([places.get(name, -1) for name in names], dtype=np.int64)[cls], -1)
+        kind_of_class = np.array([places.get(name, -1) for name in names], dtype=np.int64)
         self.moves, self.computes = np.flatnonzero(moves), np.flatnonzero(~moves)
+        self.kind_of_moves: Ints = kind_of_class[cls[self.moves]]
+        self.times_of_moves: Ints = multiplicity[self.gpu[self.moves]]
         self.tied = len(np.unique(self.collective[moves])) < len(self.moves)  # some collective is of several GPUs
-        self.times: Ints = multiplicity[self.gpu]
         self.follows = np.flatnonzero(self.gpu[1:] == self.gpu[:-1]) + 1  # kernels with one before them on their GPU
 
     @cached_property
     def intervals(self) -> tuple[Ints, Ints, Ints]:
         """Of the ends of the intervals in :func:`_overlapping`: what opens (1) or closes (-1) there on which GPU."""
         kinds, moves, computes = len(self.kinds), self.moves, self.computes
-        moving = 1 + self.kind[moves]
+        moving = 1 + self.kind_of_moves
         what = np.concatenate((np.zeros_like(computes), moving, moving + kinds, np.full_like(computes, 1 + 2 * kinds)))
         whose = self.gpu[np.concatenate((computes, moves, moves, computes))]
         return np.tile(what, 2), np.repeat((1, -1), len(what)), np.tile(whose, 2)
@@ -67,9 +69,8 @@ def exposure(kinds: SpanKinds, op: Ints, start: Ints, end: Ints) -> Exposure:
     begins, ends = np.empty_like(start), np.empty_like(end)
     begins[op], ends[op] = start, end
     moving = moving_ps(kinds.collective, begins, ends) if kinds.tied else begins
-    paused = begins - kinds.gap
-    at_work = np.where(kinds.kind < 0, paused, begins)
-    one_by_one = (at_work[kinds.follows] >= ends[kinds.follows - 1]).all()
+    paused = begins - kinds.pause
+    one_by_one = (paused[kinds.follows] >= ends[kinds.follows - 1]).all()
     alone, working = (_one_by_one if one_by_one else _overlapping)(kinds, begins, moving, ends, paused)
     number, alone_s = len(kinds.kinds), [total * S_PER_PS for total in alone.tolist()]
     return Exposure(
@@ -80,14 +81,15 @@ def exposure(kinds: SpanKinds, op: Ints, start: Ints, end: Ints) -> Exposure:
 
 def _one_by_one(kinds: SpanKinds, begins: Ints, moving: Ints, ends: Ints, paused: Ints) -> tuple[Ints, Ints]:
     """As :func:`_overlapping`, where each GPU runs one kernel after the other: lengths add up."""
-    number, moves = len(kinds.kinds), kinds.moves
+    number, moves, kind = len(kinds.kinds), kinds.moves, kinds.kind_of_moves
     alone, working = np.zeros(2 * number, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
-    lasts = ends - np.where(kinds.kind < 0, paused, moving)
-    np.add.at(working, kinds.gpu, lasts)
-    kind, times = kinds.kind[moves], kinds.times[moves]
-    np.add.at(alone, kind, lasts[moves] * times)
+    lasts = ends - paused
     if kinds.tied:
-        np.add.at(alone, kind + number, (moving - begins)[moves] * times)
+        waits = (moving - begins)[moves]
+        lasts[moves] -= waits
+        np.add.at(alone, kind + number, waits * kinds.times_of_moves)
+    np.add.at(alone, kind, lasts[moves] * kinds.times_of_moves)
+    np.add.at(working, kinds.gpu, lasts)
     return alone, working
 
 

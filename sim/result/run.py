@@ -76,7 +76,7 @@ class Run:
         """Joules of each GPU: the exact integral of its power steps."""
         return tuple(self.outcome.per_gpu[:, 0].tolist())
 
-    @property
+    @cached_property
     def energy_j(self) -> float:
         """Joules of all GPUs."""
         return float(sum(self.energy_j_per_gpu))

@@ -69,7 +69,7 @@ class Tally:
     layout: TallyLayout
     records: Recorder
 
-    @cached_property
+    @property
     def _spans(self) -> tuple[Ints, Ints, Ints]:
         """Kernel, start and end (ps) of each span."""
         records = self.records
@@ -78,14 +78,6 @@ class Tally:
             for column in (records.span_op, records.span_start_ps, records.span_end_ps)
         )
         return op, start, end
-
-    @cached_property
-    def _energy_and_time(self) -> tuple[Floats, Floats]:
-        """Joules and GPU-seconds of each span."""
-        op, start, end = self._spans
-        times = self.layout.times[op]
-        energy_j: Floats = np.frombuffer(self.records.span_energy_j, dtype=np.float64)
-        return energy_j * times, (end - start) * (times * S_PER_PS)
 
     @cached_property
     def exposure(self) -> Exposure:
@@ -125,9 +117,11 @@ class Tally:
         return self._added_up(self.layout.segment, len(self.layout.graph.segments))
 
     def _added_up(self, places: Ints, length: int) -> tuple[list[float], list[float]]:
-        place = places[self._spans[0]]
-        energy_j, time_s = (np.bincount(place, column, length).tolist() for column in self._energy_and_time)
-        return energy_j, time_s
+        op, start, end = self._spans
+        place, times = places[op], self.layout.times[op]
+        energy_j = np.bincount(place, np.frombuffer(self.records.span_energy_j, dtype=np.float64) * times, length)
+        time_s = np.bincount(place, (end - start) * (times * S_PER_PS), length)
+        return energy_j.tolist(), time_s.tolist()
 
     @cached_property
     def segment_end_ps(self) -> Ints:
