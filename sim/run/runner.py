@@ -230,7 +230,7 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     files = contents(*(one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one))
     programs = (resolved.work, Same(target.gpu), files, buckets)  # what runs does not depend on the profile
     work = (programs, Same(target.profile))
-    return _plan(Keyed((work, target.model), _Asked(resolved, target, buckets, work, programs)))
+    return _plan(Keyed((work, Same(target.model)), _Asked(resolved, target, buckets, work, programs)))
 
 
 @lru_cache(maxsize=16)
