@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.graph import KernelGraph
+from sim.engine.record import Recorder
 
 S_PER_PS = 1e-12
 Ints = NDArray[np.int64]
@@ -30,93 +32,122 @@ class Exposure:
 class SpanKinds:
     """What exposure needs of the kernels of a graph, whatever the clock.
 
-    ``moves`` are its collectives, of which ``kinds`` are the operations, sorted; all other kernels compute.
+    ``kinds`` are the operations of its collectives, sorted, ``kind`` gives each kernel's place among them, the last
+    one of kernels that are no collectives: they compute.
     """
 
-    def __init__(self, graph: KernelGraph, multiplicity: Ints) -> None:
+    def __init__(self, graph: KernelGraph, multiplicity: Sequence[int]) -> None:
         self.gpus, self.multiplicity = graph.gpus, multiplicity
-        self.gpu, self.collective, cls = (
-            np.array(column, dtype=np.int64) for column in (graph.op_gpu, graph.op_collective, graph.op_class)
-        )
+        self.gpu, self.collective = graph.op_gpu, graph.op_collective
         names = [str(c.describe.get("op", c.family)) for c in graph.classes]
-        moves = self.collective >= 0
-        gaps: Ints = np.array([round(c.gap_s / S_PER_PS) for c in graph.classes], dtype=np.int64)
-        self.pause: Ints = np.where(moves, 0, gaps[cls])  # before computing; before a collective nothing works
-        self.kinds = sorted({names[number] for number in set(cls[moves].tolist())})
-        places = {kind: place for place, kind in enumerate(self.kinds)}
-        kind_of_class = np.array([places.get(name, -1) for name in names], dtype=np.int64)
-        self.moves, self.computes = np.flatnonzero(moves), np.flatnonzero(~moves)
-        self.kind_of_moves: Ints = kind_of_class[cls[self.moves]]
-        self.times_of_moves: Ints = multiplicity[self.gpu[self.moves]]
-        self.tied = len(np.unique(self.collective[moves])) < len(self.moves)  # some collective is of several GPUs
-        self.follows = np.flatnonzero(self.gpu[1:] == self.gpu[:-1]) + 1  # kernels with one before them on their GPU
+        pauses = [round(c.gap_s / S_PER_PS) for c in graph.classes]
+        moves = [collective >= 0 for collective in self.collective]
+        self.kinds = sorted({names[cls] for cls, is_move in zip(graph.op_class, moves, strict=True) if is_move})
+        place = {kind: place for place, kind in enumerate(self.kinds)}
+        kernels = list(zip(graph.op_class, moves, strict=True))
+        self.kind = [place[names[cls]] if is_move else len(place) for cls, is_move in kernels]
+        # Before computing; before a collective nothing works.
+        self.pause = [0 if is_move else pauses[cls] for cls, is_move in kernels]
+        own = [collective for collective in self.collective if collective >= 0]
+        self.tied = len(set(own)) < len(own)  # some collective is of several GPUs
 
     @cached_property
-    def intervals(self) -> tuple[Ints, Ints, Ints]:
-        """Of the ends of the intervals in :func:`_overlapping`: what opens (1) or closes (-1) there on which GPU."""
-        kinds, moves, computes = len(self.kinds), self.moves, self.computes
-        moving = 1 + self.kind_of_moves
-        what = np.concatenate((np.zeros_like(computes), moving, moving + kinds, np.full_like(computes, 1 + 2 * kinds)))
-        whose = self.gpu[np.concatenate((computes, moves, moves, computes))]
-        return np.tile(what, 2), np.repeat((1, -1), len(what)), np.tile(whose, 2)
+    def intervals(self) -> Intervals:
+        """For :func:`_overlapping`."""
+        return Intervals(self)
 
 
-def exposure(kinds: SpanKinds, op: Ints, start: Ints, end: Ints) -> Exposure:
-    """Exposure of a run whose kernels ``op``, all of the graph, ran from ``start`` to ``end`` (ps).
+class Intervals:
+    """Of each kernel that computes its time and the pause before it, of each collective when it moves and when it
+    waits: where among all begins and ends theirs are.
 
-    GPUs count as often as they stand for one.
+    ``what`` opens (``change`` 1) or closes (-1) there on which GPU (``whose``): computing, each kind that moves, each
+    kind that waits, a pause.
     """
-    begins, ends = np.empty_like(start), np.empty_like(end)
-    begins[op], ends[op] = start, end
-    moving = moving_ps(kinds.collective, begins, ends) if kinds.tied else begins
-    paused = begins - kinds.pause
-    one_by_one = (paused[kinds.follows] >= ends[kinds.follows - 1]).all()
-    alone, working = (_one_by_one if one_by_one else _overlapping)(kinds, begins, moving, ends, paused)
-    number, alone_s = len(kinds.kinds), [total * S_PER_PS for total in alone.tolist()]
+
+    def __init__(self, kinds: SpanKinds) -> None:
+        number, kind, gpu = len(kinds.kinds), np.array(kinds.kind), np.array(kinds.gpu)
+        self.moves, self.computes = np.flatnonzero(kind < number), np.flatnonzero(kind == number)
+        moving, computing = 1 + kind[self.moves], np.zeros_like(self.computes)
+        what = np.concatenate((computing, moving, moving + number, computing + 2 * number + 1))
+        whose = gpu[np.concatenate((self.computes, self.moves, self.moves, self.computes))]
+        self.what, self.change, self.whose = np.tile(what, 2), np.repeat((1, -1), len(what)), np.tile(whose, 2)
+        self.collective, self.pause = np.array(kinds.collective), np.array(kinds.pause)
+        self.multiplicity = np.array(kinds.multiplicity)
+
+
+def exposure(kinds: SpanKinds, records: Recorder) -> Exposure:
+    """Exposure of a run of all kernels of a graph; GPUs count as often as they stand for one."""
+    alone, working = _one_by_one(kinds, records) or _overlapping(kinds, records)
+    number, alone_s = len(kinds.kinds), [gpu_ps * S_PER_PS for gpu_ps in alone]
     return Exposure(
         by_kind=dict(zip(kinds.kinds, zip(alone_s[:number], alone_s[number:], strict=True), strict=True)),
-        working_s=(working * S_PER_PS).tolist(),
+        working_s=[lasts_ps * S_PER_PS for lasts_ps in working],
     )
 
 
-def _one_by_one(kinds: SpanKinds, begins: Ints, moving: Ints, ends: Ints, paused: Ints) -> tuple[Ints, Ints]:
-    """As :func:`_overlapping`, where each GPU runs one kernel after the other: lengths add up."""
-    number, moves, kind = len(kinds.kinds), kinds.moves, kinds.kind_of_moves
-    alone, working = np.zeros(2 * number, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
-    lasts = ends - paused
+def _one_by_one(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[int]] | None:
+    """As :func:`_overlapping`, where each GPU runs one kernel after the other: lengths add up. None where they do not.
+
+    Spans are in the order of their ends.
+    """
+    number, gpus, multiplicity, pauses, of = len(kinds.kinds), kinds.gpu, kinds.multiplicity, kinds.pause, kinds.kind
+    spans = (records.span_op, records.span_start_ps, records.span_end_ps)
+    before, working = [-1 for _ in multiplicity], [0 for _ in multiplicity]
+    moving, waiting = [0] * (number + 1), [0] * number
+    for op, start, end in zip(*spans, strict=True):
+        gpu, begin = gpus[op], start - pauses[op]
+        if begin < before[gpu]:
+            return None
+        before[gpu] = end
+        working[gpu] += end - begin
+        moving[of[op]] += (end - start) * multiplicity[gpu]
     if kinds.tied:
-        waits = (moving - begins)[moves]
-        lasts[moves] -= waits
-        np.add.at(alone, kind + number, waits * kinds.times_of_moves)
-    np.add.at(alone, kind, lasts[moves] * kinds.times_of_moves)
-    np.add.at(working, kinds.gpu, lasts)
-    return alone, working
+        last: dict[int, int] = {}
+        for op, start, _ in zip(*spans, strict=True):
+            together = kinds.collective[op]
+            last[together] = max(start, last.get(together, start))
+        for op, start, end in zip(*spans, strict=True):
+            kind, gpu = of[op], gpus[op]
+            if kind < number:
+                waits = min(last[kinds.collective[op]], end) - start
+                working[gpu] -= waits
+                moving[kind] -= waits * multiplicity[gpu]
+                waiting[kind] += waits * multiplicity[gpu]
+    return moving[:number] + waiting, working
 
 
-def _overlapping(kinds: SpanKinds, begins: Ints, moving: Ints, ends: Ints, paused: Ints) -> tuple[Ints, Ints]:
+def _overlapping(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[int]]:
     """GPU-ps in which each kind is exposed, then in which it waits, and ps in which each GPU works.
 
     What computing, an earlier kind or, of waiting, anything that moves has covered is not counted again, so that the
     parts sum to the whole.
     """
-    number, moves, computes = len(kinds.kinds), kinds.moves, kinds.computes
-    what, change, whose = kinds.intervals
-    begin = (begins[computes], moving[moves], begins[moves], paused[computes])
+    number, own = len(kinds.kinds), kinds.intervals
+    op, start, end = (
+        np.frombuffer(column, dtype=np.int64)
+        for column in (records.span_op, records.span_start_ps, records.span_end_ps)
+    )
+    begins, ends = np.empty_like(start), np.empty_like(end)
+    begins[op], ends[op] = start, end
+    moving, computes, moves = moving_ps(own.collective, begins, ends), own.computes, own.moves
+    begin = (begins[computes], moving[moves], begins[moves], (begins - own.pause)[computes])
     at = np.concatenate((*begin, ends[computes], ends[moves], moving[moves], begins[computes]))
-    at += (at.max() - at.min() + 1) * whose  # one GPU's time after the other's, so that one pass does for all
+    at += (at.max() - at.min() + 1) * own.whose  # one GPU's time after the other's, so that one pass does for all
     order = np.argsort(at)
     changes = np.zeros((2 * number + 2, len(at)), dtype=np.int32)
-    changes[what[order], np.arange(len(at))] = change[order]
+    changes[own.what[order], np.arange(len(at))] = own.change[order]
     is_open = np.cumsum(changes, axis=1)[:, :-1] > 0
-    length, gpu = np.diff(at[order]), whose[order[:-1]]
-    alone, working = np.zeros(2 * number, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
+    length, gpu = np.diff(at[order]), own.whose[order[:-1]]
+    working = np.zeros(kinds.gpus, dtype=np.int64)
     works = is_open[: number + 1].any(axis=0) | is_open[-1]
     np.add.at(working, gpu[works], length[works])
-    covered, times = is_open[0], kinds.multiplicity[gpu]
-    for place, more in enumerate(is_open[1:-1]):
-        alone[place] = (length * times)[more & ~covered].sum()
+    covered, weighted = is_open[0], length * own.multiplicity[gpu]
+    alone = []
+    for more in is_open[1:-1]:
+        alone.append(int(weighted[more & ~covered].sum()))
         covered = covered | more
-    return alone, working
+    return alone, working.tolist()
 
 
 def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:

@@ -73,13 +73,12 @@ class Outcome:
     @cached_property
     def per_gpu(self) -> Floats:
         """Sums of each rank of the machine; columns as in :class:`Tally`."""
-        rows = np.zeros((len(self.folding.classes), 6))
+        rows = [[0.0] * 6 for _ in self.folding.classes]
         for repeat, done in self._distinct:
-            rows += repeat * done.per_gpu
-        full = np.empty((sum(self.folding.multiplicity), 6))
-        for row, ranks in zip(rows, self.folding.classes, strict=True):
-            full[list(ranks)] = row
-        return full
+            for row, one in zip(rows, done.per_gpu, strict=True):
+                row[:] = [have + repeat * more for have, more in zip(row, one, strict=True)]
+        of_rank = {rank: row for row, ranks in zip(rows, self.folding.classes, strict=True) for rank in ranks}
+        return np.array([of_rank[rank] for rank in range(len(of_rank))])
 
     @cached_property
     def _distinct(self) -> list[tuple[int, Tally]]:
@@ -153,9 +152,9 @@ class Outcome:
         for part in self.parts:
             length = part.played.records.end_ps
             ends = self.tally(part.piece.graph, part.played).segment_end_ps
-            mine = [stop for stop, phase in zip(ends.tolist(), self.phases[part.number], strict=True) if phase == name]
-            if mine and max(mine):
-                end = begin + (part.repeat - 1) * length + max(mine)
+            last = max((ends[i] for i, phase in enumerate(self.phases[part.number]) if phase == name), default=0)
+            if last:
+                end = begin + (part.repeat - 1) * length + last
             begin += part.repeat * length
         return end
 
