@@ -36,7 +36,7 @@ class Run:
     its limiters settled, or stood at the end: a clock that they hold, or a power (W) that any kernel's clock yields to.
     """
 
-    scenario: Scenario
+    resolved: Resolved
     machine: Machine
     outcome: Outcome
     targets: tuple[Target, ...]
@@ -52,12 +52,10 @@ class Run:
         """The clock that no kernel passes (Hz per GPU)."""
         return tuple(bounds(target, self.machine.model.max_clock_hz)[1] for target in self.targets)
 
-    @cached_property
-    def resolved(self) -> Resolved:
-        """The scenario with its model, layout and precision."""
-        from sim.scenario.resolved import resolve_scenario  # reads the model, which a bare timeline does not need
-
-        return resolve_scenario(self.scenario)
+    @property
+    def scenario(self) -> Scenario:
+        """What was asked for."""
+        return self.resolved.scenario
 
     # -- whole-run figures --------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def simulate(
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
         off = plan.context_bucket_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
         return Timeline(
-            scenario=scenario,
+            resolved=resolved,
             machine=target,
             outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off),
             targets=_of_ranks(layout, targets),
@@ -227,7 +227,8 @@ def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Pl
     its work.
     """
     scenario = resolved.scenario
-    files = contents(*(one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one))
+    named = [one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one]
+    files = contents(*named) if named else ()
     programs = (resolved.work, Same(target.gpu), files, buckets)  # what runs does not depend on the profile
     work = (programs, Same(target.profile))
     return _plan(Keyed((work, Same(target.model)), _Asked(resolved, target, buckets, work, programs)))

@@ -90,9 +90,9 @@ def machine(
 
     ``profile`` None is the shipped one (else a file). Files that changed are read anew.
     """
-    named = (gpu_name, nodes.node, nodes.network)
-    own = (*(name if name and name.endswith(".toml") else None for name in named), profile)
-    return _machine(gpu_name, world, policy, nodes, profile, contents(*own))
+    own = [name for name in (gpu_name, nodes.node, nodes.network) if name and name.endswith(".toml")]
+    files = contents(*own, profile) if own or profile else ()
+    return _machine(gpu_name, world, policy, nodes, profile, files)
 
 
 @lru_cache(maxsize=256)
