@@ -48,8 +48,7 @@ class SpanKinds:
         self.kind = [place[names[cls]] if is_move else len(place) for cls, is_move in kernels]
         # Before computing; before a collective nothing works.
         self.pause = [0 if is_move else pauses[cls] for cls, is_move in kernels]
-        own = [collective for collective in self.collective if collective >= 0]
-        self.tied = len(set(own)) < len(own)  # some collective is of several GPUs
+        self.shared = [ops for ops in graph.collective_members if len(ops) > 1]  # collectives of several GPUs
 
     @cached_property
     def intervals(self) -> Intervals:
@@ -59,21 +58,22 @@ class SpanKinds:
 
 class Intervals:
     """Of each kernel that computes its time and the pause before it, of each collective when it moves and when it
-    waits: where among all begins and ends theirs are.
+    waits: where among all begins, then all ends, theirs are.
 
     ``what`` opens (``change`` 1) or closes (-1) there on which GPU (``whose``): computing, each kind that moves, each
     kind that waits, a pause.
     """
 
     def __init__(self, kinds: SpanKinds) -> None:
-        number, kind, gpu = len(kinds.kinds), np.array(kinds.kind), np.array(kinds.gpu)
-        self.moves, self.computes = np.flatnonzero(kind < number), np.flatnonzero(kind == number)
-        moving, computing = 1 + kind[self.moves], np.zeros_like(self.computes)
-        what = np.concatenate((computing, moving, moving + number, computing + 2 * number + 1))
-        whose = gpu[np.concatenate((self.computes, self.moves, self.moves, self.computes))]
-        self.what, self.change, self.whose = np.tile(what, 2), np.repeat((1, -1), len(what)), np.tile(whose, 2)
-        self.collective, self.pause = np.array(kinds.collective), np.array(kinds.pause)
-        self.multiplicity = np.array(kinds.multiplicity)
+        number, kind, pause = len(kinds.kinds), np.array(kinds.kind), np.array(kinds.pause)
+        self.computes, self.moves = np.flatnonzero(kind == number), np.flatnonzero(kind < number)
+        self.waits, self.paused = self.moves if kinds.shared else self.moves[:0], np.flatnonzero(pause > 0)
+        of_kind = (1 + kind[self.moves], 1 + number + kind[self.waits])
+        rows = np.concatenate((np.zeros_like(self.computes), *of_kind, np.full_like(self.paused, 2 * number + 1)))
+        whose = np.array(kinds.gpu)[np.concatenate((self.computes, self.moves, self.waits, self.paused))]
+        self.what, self.change, self.whose = np.tile(rows, 2), np.repeat((1, -1), len(rows)), np.tile(whose, 2)
+        self.collective, self.pause = np.array(kinds.collective), pause[self.paused]
+        self.places, self.multiplicity = np.arange(len(self.what)), np.array(kinds.multiplicity)
 
 
 def exposure(kinds: SpanKinds, records: Recorder) -> Exposure:
@@ -92,28 +92,26 @@ def _one_by_one(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[in
     Spans are in the order of their ends.
     """
     number, gpus, multiplicity, pauses, of = len(kinds.kinds), kinds.gpu, kinds.multiplicity, kinds.pause, kinds.kind
-    spans = (records.span_op, records.span_start_ps, records.span_end_ps)
     before, working = [-1 for _ in multiplicity], [0 for _ in multiplicity]
     moving, waiting = [0] * (number + 1), [0] * number
-    for op, start, end in zip(*spans, strict=True):
-        gpu, begin = gpus[op], start - pauses[op]
+    came: dict[int, tuple[int, int]] = {}
+    for op, start, end in zip(records.span_op, records.span_start_ps, records.span_end_ps, strict=True):
+        gpu, kind, begin = gpus[op], of[op], start - pauses[op]
         if begin < before[gpu]:
             return None
         before[gpu] = end
         working[gpu] += end - begin
-        moving[of[op]] += (end - start) * multiplicity[gpu]
-    if kinds.tied:
-        last: dict[int, int] = {}
-        for op, start, _ in zip(*spans, strict=True):
-            together = kinds.collective[op]
-            last[together] = max(start, last.get(together, start))
-        for op, start, end in zip(*spans, strict=True):
-            kind, gpu = of[op], gpus[op]
-            if kind < number:
-                waits = min(last[kinds.collective[op]], end) - start
-                working[gpu] -= waits
-                moving[kind] -= waits * multiplicity[gpu]
-                waiting[kind] += waits * multiplicity[gpu]
+        if kind < number:
+            moving[kind] += (end - start) * multiplicity[gpu]
+            came[op] = start, end
+    for ops in kinds.shared:
+        last = max([came[op][0] for op in ops])
+        for op in ops:
+            gpu, kind, (start, end) = gpus[op], of[op], came[op]
+            waits = min(last, end) - start
+            working[gpu] -= waits
+            moving[kind] -= waits * multiplicity[gpu]
+            waiting[kind] += waits * multiplicity[gpu]
     return moving[:number] + waiting, working
 
 
@@ -130,13 +128,14 @@ def _overlapping(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[i
     )
     begins, ends = np.empty_like(start), np.empty_like(end)
     begins[op], ends[op] = start, end
-    moving, computes, moves = moving_ps(own.collective, begins, ends), own.computes, own.moves
-    begin = (begins[computes], moving[moves], begins[moves], (begins - own.pause)[computes])
-    at = np.concatenate((*begin, ends[computes], ends[moves], moving[moves], begins[computes]))
+    moving = moving_ps(own.collective, begins, ends) if kinds.shared else begins
+    computes, moves, waits, paused = own.computes, own.moves, own.waits, own.paused
+    opens = (begins[computes], moving[moves], begins[waits], begins[paused] - own.pause)
+    at = np.concatenate((*opens, ends[computes], ends[moves], moving[waits], begins[paused]))
     at += (at.max() - at.min() + 1) * own.whose  # one GPU's time after the other's, so that one pass does for all
     order = np.argsort(at)
     changes = np.zeros((2 * number + 2, len(at)), dtype=np.int32)
-    changes[own.what[order], np.arange(len(at))] = own.change[order]
+    changes[own.what[order], own.places] = own.change[order]
     is_open = np.cumsum(changes, axis=1)[:, :-1] > 0
     length, gpu = np.diff(at[order]), own.whose[order[:-1]]
     working = np.zeros(kinds.gpus, dtype=np.int64)
