@@ -51,12 +51,12 @@ class SpanKinds:
         self.shared = [ops for ops in graph.collective_members if len(ops) > 1]  # collectives of several GPUs
 
     @cached_property
-    def intervals(self) -> Intervals:
+    def ends(self) -> SpanEnds:
         """For :func:`_overlapping`."""
-        return Intervals(self)
+        return SpanEnds(self)
 
 
-class Intervals:
+class SpanEnds:
     """Of each kernel that computes its time and the pause before it, of each collective when it moves and when it
     waits: where among all begins, then all ends, theirs are.
 
@@ -121,7 +121,7 @@ def _overlapping(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[i
     What computing, an earlier kind or, of waiting, anything that moves has covered is not counted again, so that the
     parts sum to the whole.
     """
-    number, own = len(kinds.kinds), kinds.intervals
+    number, own = len(kinds.kinds), kinds.ends
     op, start, end = (
         np.frombuffer(column, dtype=np.int64)
         for column in (records.span_op, records.span_start_ps, records.span_end_ps)
