@@ -132,21 +132,19 @@ def _overlapping(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[i
     computes, moves, waits, paused = own.computes, own.moves, own.waits, own.paused
     opens = (begins[computes], moving[moves], begins[waits], begins[paused] - own.pause)
     at = np.concatenate((*opens, ends[computes], ends[moves], moving[waits], begins[paused]))
-    at += (at.max() - at.min() + 1) * own.whose  # one GPU's time after the other's, so that one pass does for all
+    if kinds.gpus > 1:  # one GPU's time after the other's, so that one pass does for all
+        at += (at.max() - at.min() + 1) * own.whose
     order = np.argsort(at)
-    changes = np.zeros((2 * number + 2, len(at)), dtype=np.int32)
+    changes = np.zeros((2 * number + 3, len(at)), dtype=np.int32)
     changes[own.what[order], own.places] = own.change[order]
+    changes[-1, 0] = 1  # where nothing else is open
     is_open = np.cumsum(changes, axis=1)[:, :-1] > 0
-    length, gpu = np.diff(at[order]), own.whose[order[:-1]]
-    working = np.zeros(kinds.gpus, dtype=np.int64)
-    works = is_open[: number + 1].any(axis=0) | is_open[-1]
-    np.add.at(working, gpu[works], length[works])
-    covered, weighted = is_open[0], length * own.multiplicity[gpu]
-    alone = []
-    for more in is_open[1:-1]:
-        alone.append(int(weighted[more & ~covered].sum()))
-        covered = covered | more
-    return alone, working.tolist()
+    at, gpu = at[order], own.whose[order[:-1]]
+    length, first = at[1:] - at[:-1], is_open.argmax(axis=0)
+    by_first, working = np.zeros(2 * number + 3, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)
+    np.add.at(by_first, first, length * own.multiplicity[gpu])
+    np.add.at(working, gpu, length * ((first <= number) | is_open[-2]))
+    return by_first[1 : 2 * number + 1].tolist(), working.tolist()
 
 
 def moving_ps(together: Ints, start: Ints, end: Ints) -> Ints:
