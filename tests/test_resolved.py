@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import sim.run.runner
+import sim.scenario.resolved
 from sim import Scenario, simulate
 
 # By module and function, the one place that derives each.
@@ -36,8 +37,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def derivations(scenario: Scenario) -> Counter[str]:
-    """How often each part was derived while ``scenario`` was simulated, with no plan remembered."""
-    for cached in (sim.run.runner._plan, sim.run.runner._work, sim.run.runner._built):
+    """How often each part was derived while ``scenario`` was simulated, with nothing of it remembered."""
+    for cached in (sim.run.runner._plan, sim.run.runner._work, sim.run.runner._built, sim.scenario.resolved._resolved):
         cached.cache_clear()
     found: Counter[str] = Counter()
     names = {place: name for name, place in DERIVED.items()}

@@ -15,6 +15,7 @@ from sim.result.trace import to_trace
 from sim.run.plan import Plan
 from sim.run.work import Work
 from sim.scenario.machine import machine_of
+from sim.scenario.resolved import resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.pieces import play
 from sim.validation.predict import predict
@@ -60,7 +61,7 @@ def timeline(layout: Layout, *, batch: int, output_len: int | None = None) -> Ti
     plan = Plan(work=work, model=target.model)
     limits_w = (1e9,) * len(program.ranks)
     outcome = plan.outcome(plan.full, play(plan.full.sequence, limits_w), detail="full", why="")
-    return Timeline(scenario=scenario, machine=target, outcome=outcome, targets=limits_w, tokens=1)
+    return Timeline(resolved=resolve_scenario(scenario), machine=target, outcome=outcome, targets=limits_w, tokens=1)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

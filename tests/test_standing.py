@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hardware.catalog import list_gpus
-from sim.result.status import STATUSES, checked_runs, standing_of_kind, standing_of_laws
+from sim.result.checked import checked_runs
+from sim.result.status import STATUSES, standing_of_kind, standing_of_laws
 from sim.run.runner import simulate
 from sim.scenario.kind import KEY, kind_of, ring_kind
 from sim.scenario.machine import Policy, machine

@@ -91,7 +91,7 @@ def interval_figures(run: Timeline) -> dict[str, float]:
 
 def figures(run: Timeline) -> dict[str, Any]:
     """The figures of a run (s, J, W, Hz; energies over all GPUs unless named per GPU)."""
-    scenario = run.scenario
+    scenario, standing, latency_s, energy_j = run.scenario, run.standing, run.latency_s, run.energy_j
     families = run.sums_by("family")
     per_request = {
         "prefill": scenario.seq_len, "train": scenario.seq_len, "decode": 1, "generate": scenario.output_len or 1,
@@ -99,19 +99,19 @@ def figures(run: Timeline) -> dict[str, Any]:
     }[scenario.phase]  # fmt: skip
     requests = run.tokens / per_request
     found: dict[str, Any] = {
-        "status": run.standing.status,
-        "status_reasons": "; ".join(run.standing.reasons) or None,
-        "latency_s": run.latency_s,
-        "energy_j": run.energy_j,
+        "status": standing.status,
+        "status_reasons": "; ".join(standing.reasons) or None,
+        "latency_s": latency_s,
+        "energy_j": energy_j,
         "tokens": run.tokens,
         "requests": requests,
-        "energy_j_per_token": run.energy_j / run.tokens,
-        "energy_j_per_request": run.energy_j / requests,
-        "tokens_per_s_per_w": run.tokens / run.energy_j,
-        "energy_wh_per_request": run.energy_j / requests / J_PER_WH,
+        "energy_j_per_token": energy_j / run.tokens,
+        "energy_j_per_request": energy_j / requests,
+        "tokens_per_s_per_w": run.tokens / energy_j,
+        "energy_wh_per_request": energy_j / requests / J_PER_WH,
         **row_of(run),
-        "power_w_per_gpu": sum(run.power_w_per_gpu) / len(run.power_w_per_gpu),
-        "sm_clock_hz": sum(run.sm_clock_hz_per_gpu) / len(run.sm_clock_hz_per_gpu),
+        "power_w_per_gpu": sum(run.power_w_per_gpu) / run.gpus,
+        "sm_clock_hz": sum(run.sm_clock_hz_per_gpu) / run.gpus,
         "exposed_communication_s": run.exposed_communication_s,
         "bubble_s": run.bubble_s,
         "ttft_s": None,
@@ -122,9 +122,9 @@ def figures(run: Timeline) -> dict[str, Any]:
     }
     match scenario.phase:
         case "prefill":
-            found |= {"ttft_s": run.latency_s, "prefill_energy_j": run.energy_j}
+            found |= {"ttft_s": latency_s, "prefill_energy_j": energy_j}
         case "decode":
-            found |= {"tpot_s": times(run)["tpot_s"], "decode_energy_j": run.energy_j}
+            found |= {"tpot_s": times(run)["tpot_s"], "decode_energy_j": energy_j}
         case "generate":
             parts = generation(run)
             found |= {

@@ -167,7 +167,7 @@ def _shape(row: KernelSum) -> str:
 
 def _basis(run: Timeline) -> TextTable:
     machine, outcome = run.machine, run.outcome
-    outside = sorted({cls.name for cls in outcome.classes() if cls.terms.extrapolated})
+    outside = outcome.extrapolated_kernels
     cap_w = machine.limits.cap_w
     steady = (
         "the work is repeated until the power cap has settled"

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sim.engine.graph import KernelClass
 from sim.result.exposure import S_PER_PS, covered, moving_ps
-from sim.result.outcome import Outcome, power_steps
+from sim.result.outcome import Outcome
+from sim.result.tally import power_steps
 from sim.shortcuts.pieces import RepeatedPiece
 
 Floats = NDArray[np.float64]

@@ -39,11 +39,16 @@ FRAMEWORK = (
 )
 
 
-def notes_of(scenario: Scenario, target: Machine, drawn_w: float | None) -> Iterator[str]:
-    """What is to be said of ``scenario`` on ``target``; ``drawn_w`` is the highest mean power of a GPU."""
-    held_w, stack = target.limits.cap_w, workloads.load_stack(scenario.stack)
+def cap_notes(scenario: Scenario, target: Machine, drawn_w: float | None) -> Iterator[str]:
+    """What is to be said of the power limit; ``drawn_w`` is the highest mean power of a GPU."""
+    held_w = target.limits.cap_w
     if scenario.regime == "steady" and drawn_w is not None and drawn_w > CAP_SLACK * held_w:
         yield f"power_cap_w = {held_w:g} cannot be held: the lowest clock still draws {drawn_w:.0f} W"
+
+
+def notes_of(scenario: Scenario, target: Machine) -> Iterator[str]:
+    """What is to be said of ``scenario`` on ``target``, whatever the power limit."""
+    stack = workloads.load_stack(scenario.stack)
     if scenario.phase == "train":
         yield TRAINING if stack.framework is None else FRAMEWORK
     run = workloads.DType(scenario.dtype)

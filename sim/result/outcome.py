@@ -18,8 +18,8 @@ from inputs.same import Same
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState
-from sim.result.exposure import S_PER_PS, KernelSpans, exposure
 from sim.result.looks import Looks
+from sim.result.tally import Tally, TallyLayout
 from sim.shortcuts.fold import Folding
 from sim.shortcuts.pieces import Played, RepeatedPiece
 
@@ -27,87 +27,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """Sums over one repetition of a part. Energies and GPU-seconds count each GPU as often as it stands for one.
-
-    ``per_gpu`` has a row a simulated GPU: joules, idle joules, idle seconds, busy seconds, Hz x busy seconds,
-    seconds in which it computes or moves data. ``exposed`` is :class:`sim.result.exposure.Exposure`'s ``by_kind``.
-    """
-
-    per_gpu: Floats
-    class_energy_j: Floats
-    class_time_s: Floats
-    segment_energy_j: Floats
-    segment_time_s: Floats
-    segment_end_ps: Ints
-    exposed: dict[str, tuple[float, float]]
-
-
-def tally(graph: KernelGraph, records: Recorder, multiplicity: Sequence[int]) -> Tally:
-    """Add up one run of ``graph``."""
-    op = np.frombuffer(records.span_op, dtype=np.int64)
-    start, end = (np.frombuffer(r, dtype=np.int64) for r in (records.span_start_ps, records.span_end_ps))
-    gpu = np.asarray(graph.op_gpu)[op]
-    cls, segment = np.asarray(graph.op_class)[op], np.asarray(graph.op_segment)[op]
-    times = np.asarray(multiplicity)[gpu]
-    energy = np.frombuffer(records.span_energy_j, dtype=np.float64) * times
-    seconds = (end - start) * (times * S_PER_PS)
-    last = np.zeros(len(graph.segments), dtype=np.int64)
-    np.maximum.at(last, segment, end)
-    spans = KernelSpans(gpu=gpu, cls=cls, collective=np.asarray(graph.op_collective)[op], start=start, end=end)
-    exposed = exposure(graph, spans, multiplicity)
-    return Tally(
-        per_gpu=np.column_stack([_power_sums(graph, records), exposed.working_s]),
-        class_energy_j=_sums(cls, energy, len(graph.classes)),
-        class_time_s=_sums(cls, seconds, len(graph.classes)),
-        segment_energy_j=_sums(segment, energy, len(graph.segments)),
-        segment_time_s=_sums(segment, seconds, len(graph.segments)),
-        segment_end_ps=last,
-        exposed=exposed.by_kind,
-    )
-
-
-def _power_sums(graph: KernelGraph, records: Recorder) -> Floats:
-    """Rows of joules, idle joules, idle s, busy s, Hz x busy s from the power steps of each GPU."""
-    gpu, state, held_s = power_steps(records)
-    states = records.states
-    if len(state) < len(states):  # a run of few steps need not look at all states that others of its piece were in
-        states, state = [states[i] for i in state.tolist()], np.arange(len(state))
-    power_w = np.array([s.power_w for s in states])[state]
-    clock_hz = np.array([s.clock_hz for s in states])[state]
-    busy = np.array([bool(s.rates) for s in states])[state]  # copy engines run without SMs
-    joules, busy_s = power_w * held_s, held_s * busy
-    columns = (joules, joules * ~busy, held_s - busy_s, busy_s, clock_hz * busy_s)
-    return np.column_stack([_sums(gpu, column, graph.gpus) for column in columns])
-
-
-def _sums(index: Ints, values: Floats, length: int) -> Floats:
-    return np.bincount(index, values, length).astype(np.float64, copy=False)
-
-
-def power_steps(records: Recorder) -> tuple[Ints, Ints, Floats]:
-    """GPU, state and seconds of every power step, sorted by GPU and time."""
-    time_ps: Ints = np.frombuffer(records.step_time_ps, dtype=np.int64)
-    gpu: Ints = np.frombuffer(records.step_gpu, dtype=np.int32).astype(np.int64)
-    state: Ints = np.frombuffer(records.step_state, dtype=np.int64)
-    if len(records.energy_j) > 1:  # one GPU's steps are in order of time
-        order = np.lexsort((time_ps, gpu))
-        time_ps, gpu, state = time_ps[order], gpu[order], state[order]
-    end_ps = np.append(time_ps[1:], records.end_ps)
-    end_ps[np.append(gpu[1:] != gpu[:-1], True)] = records.end_ps
-    held_s = (end_ps - time_ps).astype(np.float64) * S_PER_PS
-    return gpu, state, held_s
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome:
     """The parts of a run in order of time; all figures are of all GPUs unless the name says per GPU.
 
     ``phases`` names the phase of each part's segments, ``detail`` says how the run was simulated and ``why``.
-    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels. With ``context_buckets``
-    contexts standing for all decode steps, time and energy are wrong by at most ``context_bucket_error``, as a share.
-    ``looks`` says how its settled clock was found.
+    ``first_op`` gives where each part begins in the program of each simulated GPU, in kernels; ``layout``: what sums
+    need of a part's graph at any clock. With ``context_buckets`` contexts standing for all decode steps, time and
+    energy are wrong by at most ``context_bucket_error``, as a share. ``looks`` says how its settled clock was found.
     """
 
     folding: Folding
@@ -118,6 +45,7 @@ class Outcome:
     why: str
     kernels: int
     full_graph: Callable[[], KernelGraph]
+    layout: Callable[[KernelGraph], TallyLayout]
     context_buckets: int = 0
     context_bucket_error: float = 0.0
     looks: Looks = field(default_factory=Looks)
@@ -147,51 +75,54 @@ class Outcome:
     @cached_property
     def per_gpu(self) -> Floats:
         """Sums of each rank of the machine; columns as in :class:`Tally`."""
-        rows = np.zeros((len(self.folding.classes), 6))
-        for repeat, _, done in self._distinct:
-            rows += repeat * done.per_gpu
-        full = np.empty((sum(self.folding.multiplicity), 6))
-        for row, ranks in zip(rows, self.folding.classes, strict=True):
-            full[list(ranks)] = row
-        return full
+        rows = [[0.0] * 6 for _ in self.folding.classes]
+        for repeat, done in self._distinct:
+            for row, one in zip(rows, done.per_gpu, strict=True):
+                row[:] = [have + repeat * more for have, more in zip(row, one, strict=True)]
+        of_rank = {rank: row for row, ranks in zip(rows, self.folding.classes, strict=True) for rank in ranks}
+        return np.array([of_rank[rank] for rank in range(len(of_rank))])
 
     @cached_property
-    def _distinct(self) -> list[tuple[int, KernelGraph, Tally]]:
+    def _distinct(self) -> list[tuple[int, Tally]]:
         """Each run of a piece once, with how often it stands in the whole."""
-        repeats: dict[Played, int] = {}
-        graphs: dict[Played, KernelGraph] = {}
+        repeats: dict[Tally, int] = {}
         for part in self.parts:
-            repeats[part.played] = repeats.get(part.played, 0) + part.repeat
-            graphs[part.played] = part.piece.graph
-        return [(n, graphs[played], self.tally(graphs[played], played)) for played, n in repeats.items()]
+            tally = self.tally(part.piece.graph, part.played)
+            repeats[tally] = repeats.get(tally, 0) + part.repeat
+        return [(n, tally) for tally, n in repeats.items()]
 
     def tally(self, graph: KernelGraph, played: Played) -> Tally:
         """Sums of one repetition, worked out once."""
         known = self._tallies.get(played)
         if known is None:
-            known = self._tallies[played] = tally(graph, played.records, self.folding.multiplicity)
+            known = self._tallies[played] = Tally(layout=self.layout(graph), records=played.records)
         return known
 
     def classes(self) -> Iterator[KernelClass]:
         """Every kernel class that ran (repeated classes may come again)."""
-        for graph in {Same(graph): graph for _, graph, _ in self._distinct}.values():
-            yield from graph.classes
+        for one in dict.fromkeys(Same(done.layout.graph) for _, done in self._distinct):
+            yield from one.held.classes
 
-    def over_kernels(self, value: Callable[[KernelClass], float]) -> float:
-        """The sum of ``value`` of the class of every kernel of every GPU."""
-        multiplicity = np.asarray(self.folding.multiplicity, dtype=np.float64)
-        total = 0.0
-        for repeat, graph, _ in self._distinct:
-            count = _sums(np.asarray(graph.op_class), multiplicity[np.asarray(graph.op_gpu)], len(graph.classes))
-            total += repeat * float(count @ np.array([value(cls) for cls in graph.classes]))
-        return total
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all kernels."""
+        return sum(repeat * done.layout.flops for repeat, done in self._distinct)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes that all kernels move to and from HBM."""
+        return sum(repeat * done.layout.hbm_bytes for repeat, done in self._distinct)
+
+    @property
+    def extrapolated_kernels(self) -> list[str]:
+        """Names of kernels beyond the rows that their laws were fitted on, sorted."""
+        return sorted({name for _, done in self._distinct for name in done.layout.extrapolated})
 
     def by_class(self, name: Callable[[KernelClass], str]) -> dict[str, tuple[float, float]]:
         """Joules and GPU-seconds of the kernels, added up under ``name`` of their class."""
         sums: dict[str, tuple[float, float]] = {}
-        for repeat, graph, done in self._distinct:
-            energies, times = done.class_energy_j.tolist(), done.class_time_s.tolist()
-            for cls, energy_j, time_s in zip(graph.classes, energies, times, strict=True):
+        for repeat, done in self._distinct:
+            for cls, energy_j, time_s in zip(done.layout.graph.classes, *done.by_class, strict=True):
                 if time_s > 0.0:
                     key = name(cls)
                     have = sums.get(key, (0.0, 0.0))
@@ -203,8 +134,7 @@ class Outcome:
         sums: dict[str, tuple[float, float]] = {}
         for part in self.parts:
             done = self.tally(part.piece.graph, part.played)
-            energies, times = done.segment_energy_j.tolist(), done.segment_time_s.tolist()
-            for phase, energy_j, time_s in zip(self.phases[part.number], energies, times, strict=True):
+            for phase, energy_j, time_s in zip(self.phases[part.number], *done.by_segment, strict=True):
                 have = sums.get(phase, (0.0, 0.0))
                 sums[phase] = (have[0] + part.repeat * energy_j, have[1] + part.repeat * time_s)
         return sums
@@ -212,8 +142,8 @@ class Outcome:
     def exposed_gpu_s(self) -> dict[str, tuple[float, float]]:
         """GPU-seconds exposed and waiting by kind of collective; see :mod:`sim.result.exposure`."""
         sums: dict[str, tuple[float, float]] = {}
-        for repeat, _, done in self._distinct:
-            for kind, (exposed_s, waiting_s) in done.exposed.items():
+        for repeat, done in self._distinct:
+            for kind, (exposed_s, waiting_s) in done.exposure.by_kind.items():
                 have = sums.get(kind, (0.0, 0.0))
                 sums[kind] = (have[0] + repeat * exposed_s, have[1] + repeat * waiting_s)
         return sums
@@ -224,9 +154,9 @@ class Outcome:
         for part in self.parts:
             length = part.played.records.end_ps
             ends = self.tally(part.piece.graph, part.played).segment_end_ps
-            mine = [stop for stop, phase in zip(ends.tolist(), self.phases[part.number], strict=True) if phase == name]
-            if mine and max(mine):
-                end = begin + (part.repeat - 1) * length + max(mine)
+            last = max((ends[i] for i, phase in enumerate(self.phases[part.number]) if phase == name), default=0)
+            if last:
+                end = begin + (part.repeat - 1) * length + last
             begin += part.repeat * length
         return end
 

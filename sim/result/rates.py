@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import workloads
 from sim.result.exposure import S_PER_PS
 from sim.result.prices import Prices
-from sim.scenario.layout import layout_of
 from sim.scenario.memory import MemoryUse, memory_need, memory_use
-from sim.scenario.precision import precision_of
-from sim.scenario.resolved import resolve_scenario
-from sim.scenario.spec import Scenario
+from sim.scenario.resolved import Resolved
 from sim.scenario.speculation import acceptances
 from sim.scenario.video import video_summary
 
@@ -57,7 +53,7 @@ def rates(run: Run) -> dict[str, float]:
     """
     per_s = run.tokens / run.latency_s
     # Where experts exchange tokens, each tensor group has a batch of its own.
-    sequences = run.scenario.batch * layout_of(run.scenario).own_batches
+    sequences = run.scenario.batch * run.resolved.layout.own_batches
     found = {
         "tokens_per_s": per_s,
         "tokens_per_s_per_gpu": per_s / run.gpus,
@@ -86,10 +82,9 @@ def utilisation(run: Run) -> dict[str, float | None]:
     ``mfu_at_clock`` over the rate at the mean clock that the run had (None where the datasheet gives no rate for the
     type); ``mbu`` is over the datasheet's bandwidth.
     """
-    flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
-    hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
+    flops, hbm_bytes = run.outcome.flops, run.outcome.hbm_bytes
     gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
-    peak = gpu.tensor_flops_per_s.get(multiplied_type(run.scenario))
+    peak = gpu.tensor_flops_per_s.get(multiplied_type(run.resolved))
     clock_hz = sum(run.sm_clock_hz_per_gpu) / run.gpus
     return {
         "flops": flops,
@@ -115,20 +110,17 @@ def row_of(run: Run) -> dict[str, float | None]:
 
 def memory(run: Run) -> MemoryUse | None:
     """What the fullest GPU holds; None of a denoising run, whose summary says it itself."""
-    return memory_use(resolve_scenario(run.scenario)) if run.scenario.phase != "denoise" else None
+    return memory_use(run.resolved) if run.scenario.phase != "denoise" else None
 
 
 def held_bytes(run: Run) -> float:
     """What the fullest GPU holds: :func:`memory` without the largest batch, which takes a search."""
     if run.scenario.phase == "denoise":
         return float(video_summary(run.scenario)["memory_bytes_per_gpu"])
-    return memory_need(resolve_scenario(run.scenario)).bytes
+    return memory_need(run.resolved).bytes
 
 
-def multiplied_type(scenario: Scenario) -> str:
+def multiplied_type(resolved: Resolved) -> str:
     """The type that products of weights multiply in."""
-    return scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).product.multiplies.value
-
-
-def _number(described: Mapping[str, Any], name: str) -> float:
-    return float(described.get(name, 0.0))
+    scenario = resolved.scenario
+    return scenario.dtype if scenario.phase == "denoise" else resolved.precision.product.multiplies.value

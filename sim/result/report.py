@@ -51,7 +51,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
         "events_kernels": run.outcome.events_kernels,
         "derived_kernels": run.outcome.derived_kernels,
         "simpy_events": run.outcome.events,
-        "extrapolated_kernels": sorted({c.name for c in run.outcome.classes() if c.terms.extrapolated}),
+        "extrapolated_kernels": run.outcome.extrapolated_kernels,
         "detail": run.outcome.detail,
         "detail_why": run.outcome.why,
         "clock_search": asdict(run.outcome.looks),
@@ -65,7 +65,7 @@ def summary(run: Run, prices: Prices = NO_PRICES) -> dict[str, Any]:
     balance = expert_balance(run.scenario)
     if balance is not None:
         result["expert_balance"] = balance
-    result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.scenario)} | utilisation(run)
+    result |= times(run) | rates(run) | {"mfu_type": multiplied_type(run.resolved)} | utilisation(run)
     result |= costs(run, prices)
     if (used := memory(run)) is not None:
         result["memory_bytes_per_gpu"] = used.as_json()

@@ -14,13 +14,15 @@ from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import Target, bounds
 from sim.result.exposure import S_PER_PS, moving_ps
-from sim.result.outcome import Outcome, power_steps, unfold
+from sim.result.outcome import Outcome, unfold
+from sim.result.tally import power_steps
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sim.result.status import Standing
     from sim.scenario.machine import Machine
+    from sim.scenario.resolved import Resolved
     from sim.scenario.spec import Scenario
 
 By = Literal["family", "kernel", "phase", "gpu", "segment"]
@@ -34,7 +36,7 @@ class Run:
     its limiters settled, or stood at the end: a clock that they hold, or a power (W) that any kernel's clock yields to.
     """
 
-    scenario: Scenario
+    resolved: Resolved
     machine: Machine
     outcome: Outcome
     targets: tuple[Target, ...]
@@ -49,6 +51,11 @@ class Run:
     def clock_limit_hz(self) -> tuple[float, ...]:
         """The clock that no kernel passes (Hz per GPU)."""
         return tuple(bounds(target, self.machine.model.max_clock_hz)[1] for target in self.targets)
+
+    @property
+    def scenario(self) -> Scenario:
+        """What was asked for."""
+        return self.resolved.scenario
 
     # -- whole-run figures --------------------------------------------------------------------------------
 
@@ -67,7 +74,7 @@ class Run:
         """Joules of each GPU: the exact integral of its power steps."""
         return tuple(self.outcome.per_gpu[:, 0].tolist())
 
-    @property
+    @cached_property
     def energy_j(self) -> float:
         """Joules of all GPUs."""
         return float(sum(self.energy_j_per_gpu))
@@ -114,8 +121,8 @@ class Run:
         """What these numbers rest on; see :mod:`sim.result.status`."""
         from sim.result.status import standing  # reads the scenario's model, which a bare timeline does not need
 
-        outside = sorted({cls.name for cls in self.outcome.classes() if cls.terms.extrapolated})
-        return standing(self.scenario, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
+        outside = self.outcome.extrapolated_kernels
+        return standing(self.resolved, self.machine, kernels_outside=outside, drawn_w=max(self.power_w_per_gpu))
 
     # -- laid out on demand -------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 import workloads
-from sim.result.status import Standing, card_status, measured_kind, standing_of_laws, unmeasured_sizes
+from sim.result.checked import measured_kind, unmeasured_sizes
+from sim.result.status import Standing, card_status, standing_of_laws
 from sim.scenario.kind import KEY, Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of

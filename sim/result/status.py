@@ -1,27 +1,29 @@
 """What numbers rest on: whether runs of their kind, at their sizes, were ever held against a measurement.
 
-The measured kinds and their ranges are data (``hardware/data/checked_runs.toml``, written by
-``python -m sim.studies.checked_runs``). A run inside has the status of its card's profile; outside, it is
-``extrapolated`` where only a size leaves the measured range and ``unchecked`` where no run of its kind was measured.
+The measured kinds and their ranges are data (:mod:`sim.result.checked`). A run inside has the status of its card's
+profile; outside, it is ``extrapolated`` where only a size leaves the measured range and ``unchecked`` where no run of
+its kind was measured.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 import workloads
 from hardware.catalog import list_gpus, load_gpu
 from hardware.cluster import default_node, load_node
 from hardware.engine_laws import shipped_engines
-from sim.result.notes import notes_of
-from sim.scenario.kind import KEY, Kind, kind_of
+from inputs.same import Keyed, Same
+from sim.result.checked import Checked, measured_kind, other_kinds, unmeasured_sizes
+from sim.result.notes import cap_notes, notes_of
+from sim.scenario.kind import Kind, kind_of
 from sim.scenario.machine import Machine
 from sim.scenario.positions import positions
+from sim.scenario.resolved import POLICY, Resolved
 from sim.scenario.spec import Scenario
 
 # From the best founded to the least. What is known of the card and what is known of the run are two things: the
@@ -41,30 +43,8 @@ HELD = frozenset(
         "ignore_memory", "steps",
     }
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Measured whole runs of one kind: how many, in which files, at which sizes, and how far off predictions were.
-
-    Errors are shares, the mean of the absolute ones and the worst; None where no row measured that output.
-    """
-
-    kind: Kind
-    rows: int
-    files: tuple[str, ...]
-    latency_error: tuple[float, float] | None
-    energy_error: tuple[float, float] | None
-
-    def words(self) -> str:
-        """The errors in words."""
-        parts = [
-            f"{name} {100 * found[0]:.2g} % off in the mean, {100 * found[1]:.2g} % at worst"
-            for name, found in (("latency", self.latency_error), ("energy", self.energy_error))
-            if found is not None
-        ]
-        runs = "one unseen run" if self.rows == 1 else f"{self.rows} unseen runs"
-        return f"{', '.join(parts)}, on {runs} of this kind" if parts else f"no figure from {runs} of this kind"
+# Of the power policy these are part of a kind or its sizes, or asked for where no row ran.
+_policy_in_kinds = itemgetter("chip_temperature_c", *sorted(POLICY - HELD))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,34 +86,53 @@ class Standing:
         return "; ".join(part for part in (self.status, self.expected_error, *self.reasons, *self.notes) if part)
 
 
-@lru_cache(maxsize=1)
-def checked_runs() -> tuple[Checked, ...]:
-    """All measured kinds."""
-    text = (files("hardware") / "data" / "checked_runs.toml").read_text(encoding="utf-8")
-    return tuple(_checked(entry) for entry in tomllib.loads(text)["checked"])
-
-
-def _checked(entry: Mapping[str, Any]) -> Checked:
-    errors = {name: entry.get(name) for name in ("latency_error", "energy_error")}
-    return Checked(
-        kind=Kind(
-            key={name: entry[name] for name in KEY},
-            sizes={name: (low, high) for name, (low, high) in entry["sizes"].items()},
-        ),
-        rows=entry["rows"],
-        files=tuple(entry["files"]),
-        **{name: None if found is None else (found[0], found[1]) for name, found in errors.items()},
-    )
-
-
 def standing(
-    scenario: Scenario, target: Machine, *, kernels_outside: Sequence[str] = (), drawn_w: float | None = None
+    resolved: Resolved, target: Machine, *, kernels_outside: Sequence[str] = (), drawn_w: float | None = None
 ) -> Standing:
-    """What a run of ``scenario`` on ``target`` rests on.
+    """What a run of a scenario on ``target`` rests on.
 
     ``kernels_outside`` names kernels beyond the rows that their laws were fitted on, ``drawn_w`` is the highest mean
     power of a GPU.
     """
+    scenario = resolved.scenario
+    parts = (Same(target.gpu), Same(target.profile), Same(target.cluster))
+    asked = _policy_in_kinds(scenario.__dict__)
+    work = _of_work(Keyed((resolved.work, *parts, asked), (scenario, target)))
+    extrapolated = [*work.sizes, *_policy(scenario, target, work.known), *work.positions]
+    if kernels_outside:
+        more = ", ..." if len(kernels_outside) > 4 else ""
+        extrapolated.append(f"outside the measured range: {', '.join(kernels_outside[:4])}{more}")
+    if scenario.uncapped and drawn_w is not None and drawn_w > target.profile.limits.fast_limit_w:
+        extrapolated.append(f"draws {drawn_w:.0f} W, more than a {target.gpu.id} was ever seen to draw")
+    return Standing(
+        card=work.card,
+        unchecked=work.unchecked,
+        extrapolated=tuple(extrapolated),
+        expected_error=work.expected_beyond if extrapolated else work.expected_within,
+        notes=(*cap_notes(scenario, target, drawn_w), *work.notes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkStanding:
+    """What of a standing follows from the work and the machine, whatever its power limit and clock.
+
+    Errors to expect ``within`` the measured ranges and ``beyond``.
+    """
+
+    known: Checked | None
+    card: str
+    unchecked: tuple[str, ...]
+    sizes: tuple[str, ...]
+    positions: tuple[str, ...]
+    expected_within: str
+    expected_beyond: str
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=16)
+def _of_work(asked: Keyed[tuple[Scenario, Machine]]) -> _WorkStanding:
+    scenario, target = asked.held
     unchecked = _of_machine(target)
     if scenario.profile is not None:
         unchecked.append("the profile is your own: no whole run was held against it (wattline validate)")
@@ -144,27 +143,31 @@ def standing(
                 value = ",".join("=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
             unchecked.append(f"{name} = {value} was never measured")
     unchecked.sort()
-    asked = kind_of(scenario, target.gpu.id)
-    known, missing = measured_kind(asked)
+    kind = kind_of(scenario, target.gpu.id)
+    known, missing = measured_kind(kind)
     unchecked += missing
-    extrapolated = [] if known is None else unmeasured_sizes(asked, known.kind)
-    extrapolated += _policy(scenario, target, known)
-    reach = positions(scenario)
-    if reach is not None and reach["beyond"]:
-        needed, known_to = reach["needed"], reach["of_the_model"]
-        extrapolated.append(f"{needed:,} tokens are beyond the {known_to:,} positions of the model")
-    if kernels_outside:
-        more = ", ..." if len(kernels_outside) > 4 else ""
-        extrapolated.append(f"outside the measured range: {', '.join(kernels_outside[:4])}{more}")
-    if scenario.uncapped and drawn_w is not None and drawn_w > target.profile.limits.fast_limit_w:
-        extrapolated.append(f"draws {drawn_w:.0f} W, more than a {target.gpu.id} was ever seen to draw")
-    return Standing(
+    within, outside = (
+        _expected(target, kind, known, unchecked=bool(unchecked), extrapolated=extrapolated)
+        for extrapolated in (False, True)
+    )
+    return _WorkStanding(
+        known=known,
         card=card_status(scenario, target, measured=known is not None),
         unchecked=tuple(unchecked),
-        extrapolated=tuple(extrapolated),
-        expected_error=_expected(target, asked, known, unchecked=bool(unchecked), extrapolated=bool(extrapolated)),
-        notes=tuple(notes_of(scenario, target, drawn_w)),
+        sizes=() if known is None else tuple(unmeasured_sizes(kind, known.kind)),
+        positions=_positions(scenario),
+        expected_within=within,
+        expected_beyond=outside,
+        notes=tuple(notes_of(scenario, target)),
     )
+
+
+def _positions(scenario: Scenario) -> tuple[str, ...]:
+    """Positions beyond those of the model."""
+    reach = positions(scenario)
+    if reach is None or not reach["beyond"]:
+        return ()
+    return (f"{reach['needed']:,} tokens are beyond the {reach['of_the_model']:,} positions of the model",)
 
 
 @lru_cache(maxsize=1)
@@ -225,41 +228,6 @@ def _of_machine(target: Machine) -> list[str]:
     return found
 
 
-def measured_kind(asked: Kind) -> tuple[Checked | None, list[str]]:
-    """The rows of the kind that is asked for, else in which respect rows that come nearest differ."""
-    known, missing = _nearest(tuple(asked.key[name] for name in KEY))
-    return known, list(missing)
-
-
-@lru_cache(maxsize=256)
-def _nearest(key: tuple[str, ...]) -> tuple[Checked | None, Sequence[str]]:
-    rows = list(checked_runs())
-    for place, (name, value) in enumerate(zip(KEY, key, strict=True)):
-        fitting = [row for row in rows if row.kind.key[name] == value]
-        if not fitting:
-            if name == "gpu":
-                return None, [f"no whole run on {value} was measured"]
-            seen = " | ".join(dict.fromkeys(row.kind.key[name] for row in rows))
-            alike = ", ".join(key[:place])
-            return None, [f"no whole run with {name} = {value} was measured ({alike}: {seen})"]
-        rows = fitting
-    return rows[0], []
-
-
-def unmeasured_sizes(asked: Kind, measured: Kind) -> list[str]:
-    """Sizes that leave the measured range."""
-    found = []
-    for name, (value, _) in asked.sizes.items():
-        if name not in measured.sizes:
-            found.append(f"{name} = {value:g} was never set in a measurement")
-            continue
-        low, high = measured.sizes[name]
-        if not low <= value <= high:
-            span = f"{low:g} alone" if low == high else f"{low:g} to {high:g}"
-            found.append(f"{name} = {value:g} (measured: {span})")
-    return found
-
-
 def _policy(scenario: Scenario, target: Machine, known: Checked | None) -> list[str]:
     """Power limits, clocks and chips outside the measured."""
     found = []
@@ -289,17 +257,3 @@ def _expected(target: Machine, asked: Kind, known: Checked | None, *, unchecked:
     if target.profile.basis != target.gpu.id:  # else other figures under a catalog's id: no row is of that card
         parts.append(other_kinds(target.gpu.id))
     return "; ".join(part for part in parts if part)
-
-
-@lru_cache(maxsize=32)
-def other_kinds(gpu: str) -> str:
-    """How far off runs of the kinds that were measured on a GPU are, each in the mean; empty where none was."""
-    rows = [row for row in checked_runs() if row.kind.key["gpu"] == gpu]
-    parts = []
-    for name, found in (
-        ("latency", [row.latency_error[0] for row in rows if row.latency_error]),
-        ("energy", [row.energy_error[0] for row in rows if row.energy_error]),
-    ):
-        if found:
-            parts.append(f"{name} {100 * min(found):.2g} to {100 * max(found):.2g} %")
-    return f"other kinds of run, {len(rows)} measured on it, are off by {' and '.join(parts)}" if parts else ""

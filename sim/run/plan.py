@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from sim.engine.running import GpuModel
 from sim.errors import FoldError
 from sim.result.looks import Looks
 from sim.result.outcome import Outcome
+from sim.result.tally import TallyLayout
 from sim.run.guide import PowerGuide
 from sim.run.work import Work
 from sim.scenario.machine import Machine
@@ -85,9 +86,8 @@ class Plan:
                 if all(phase.segments == kept[0].segments for _, kept in ranks for phase in kept):
                     ranks = [(rank, kept[:2]) for rank, kept in ranks]
                 program = Program(ranks=tuple(replace(rank, phases=kept) for rank, kept in ranks))
-                self._of_phases[name] = Plan(
-                    work=replace(self.work, program=program, _graphs={}, _layouts={}), model=self.model
-                )
+                work = replace(self.work, program=program, _graphs={}, _layouts={}, _tally_layouts={})
+                self._of_phases[name] = Plan(work=work, model=self.model)
         return self._of_phases[name]
 
     @cached_property
@@ -127,6 +127,7 @@ class Plan:
         looks: Looks | None = None,
     ) -> Outcome:
         """The outcome of a run of ``layout``."""
+        multiplicity = layout.folding.multiplicity
         return Outcome(
             folding=layout.folding,
             parts=parts,
@@ -136,6 +137,7 @@ class Plan:
             why=why,
             kernels=self.work.kernels,
             full_graph=(lambda: parts[0].piece.graph) if detail == "full" else self.work.full_graph,
+            layout=self.work.tally_layout if detail == "segment" else partial(TallyLayout, multiplicity=multiplicity),
             context_buckets=len(set(self.work.contexts or ())),
             context_bucket_error=bucket_error,
             looks=looks or Looks(),

@@ -7,13 +7,13 @@ run once. Where only figures are needed (sweeps, searches), ``shortcuts`` take t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from inputs.files import contents
-from inputs.same import Same
+from inputs.same import Keyed, Same
 from sim.build.host import engine_issue_s
 from sim.build.program import build, checked_contexts
 from sim.engine.repeating import SteadyLimiter
@@ -29,6 +29,7 @@ from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
+from sim.scenario.resolved import POLICY as POLICY
 from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
@@ -42,13 +43,6 @@ MOST_EVENT_KERNELS = 200_000
 EVENT_KERNELS_PER_S = 20_000
 WORTH_SAYING_S = 2
 FULL_DETAIL = "full detail"
-# Fields of a scenario that change how its work runs, not what it is: scenarios that differ only here share a plan.
-POLICY = frozenset(
-    {
-        "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "regime", "detail",
-        "ignore_memory",
-    }
-)  # fmt: skip
 
 Progress = Callable[[str], None]
 
@@ -107,7 +101,7 @@ def simulate(
         why = "; ".join(refused) if scenario.detail == "auto" else "asked for"
         off = plan.context_bucket_error(layout, tuple([target.limits.fast_limit_w] * len(targets)))
         return Timeline(
-            scenario=scenario,
+            resolved=resolved,
             machine=target,
             outcome=plan.outcome(layout, parts, detail=detail, why=why, bucket_error=off, looks=looks),
             targets=_of_ranks(layout, targets),
@@ -227,50 +221,43 @@ def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, 
     return tuple(by_rank[rank] for rank in range(len(by_rank)))
 
 
+class _Asked(NamedTuple):
+    """What a plan is made of, and the keys by which its work and the programs in it are known."""
+
+    resolved: Resolved
+    target: Machine
+    buckets: bool
+    work: Hashable
+    programs: Hashable
+
+
 def plan_of(resolved: Resolved, target: Machine, *, buckets: bool = False) -> Plan:
     """The plan of a scenario; scenarios that differ in nothing but power policy share it, those at other clocks
     its work.
     """
-    work = tuple((name, value) for name, value in resolved.scenario.__dict__.items() if name not in POLICY)
     scenario = resolved.scenario
-    files = contents(*(one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one))
-    key = (work, Same(resolved.model), Same(target.gpu), Same(target.profile), files, buckets)
-    return _plan(_Request(key=(key, target.model), work=key, resolved=resolved, target=target))
-
-
-class _Request:
-    """The arguments of a plan or work, compared by the key alone."""
-
-    __slots__ = ("key", "resolved", "target", "work")
-
-    def __init__(self, key: object, work: tuple[object, ...], resolved: Resolved, target: Machine) -> None:
-        self.key, self.work, self.resolved, self.target = key, work, resolved, target
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Request) and self.key == other.key
+    named = [one for one in (scenario.routing, scenario.node, scenario.network) if one and "." in one]
+    files = contents(*named) if named else ()
+    programs = (resolved.work, Same(target.gpu), files, buckets)  # what runs does not depend on the profile
+    work = (programs, Same(target.profile))
+    return _plan(Keyed((work, Same(target.model)), _Asked(resolved, target, buckets, work, programs)))
 
 
 @lru_cache(maxsize=16)
-def _plan(request: _Request) -> Plan:
-    own = _Request(request.work, request.work, request.resolved, request.target)
-    return Plan(work=_work(own), model=request.target.model)
+def _plan(asked: Keyed[_Asked]) -> Plan:
+    return Plan(work=_work(Keyed(asked.held.work, asked.held)), model=asked.held.target.model)
 
 
 @lru_cache(maxsize=16)
-def _work(request: _Request) -> Work:
-    resolved, target = request.resolved, request.target
+def _work(asked: Keyed[_Asked]) -> Work:
+    resolved, target = asked.held.resolved, asked.held.target
     scenario = resolved.scenario
     contexts = None
-    if request.work[-1]:
+    if asked.held.buckets:
         assert scenario.output_len is not None
         cached = bucket_contexts(scenario.seq_len, scenario.output_len - 1)
         contexts = tuple(cached) if scenario.speculation is None else checked_contexts(scenario, cached)
-    fields, model, gpu, _, files, buckets = request.work
-    same = (fields, model, gpu, files, buckets)  # what runs does not depend on the profile
-    program, tokens = _built(_Request(same, same, resolved, target), contexts)
+    program, tokens = _built(Keyed(asked.held.programs, resolved), contexts)
     eager = scenario.launch == "eager"
     classify = classifier(target, eager=eager)
     behind_s = engine_issue_s(resolved, program, classify, sms=target.gpu.sms, clock_hz=target.gpu.max_clock_hz)
@@ -292,6 +279,6 @@ def partitions_of(scenario: Scenario, target: Machine) -> Partitions | None:
 
 
 @lru_cache(maxsize=16)
-def _built(request: _Request, contexts: tuple[int, ...] | None) -> tuple[Program, float]:
-    sharing = profile_of(request.resolved.scenario).sharing
-    return build(request.resolved, sms_per_cta=sharing.sms_per_cta, contexts=contexts)
+def _built(asked: Keyed[Resolved], contexts: tuple[int, ...] | None) -> tuple[Program, float]:
+    sharing = profile_of(asked.held.scenario).sharing
+    return build(asked.held, sms_per_cta=sharing.sms_per_cta, contexts=contexts)

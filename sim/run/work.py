@@ -16,6 +16,7 @@ from sim.build.lower import Classify, lower
 from sim.engine.between import overloaded_ports
 from sim.engine.graph import KernelClass, KernelGraph
 from sim.errors import FoldError
+from sim.result.tally import TallyLayout
 from sim.scenario.partition import Partitions, partitioned
 from sim.shortcuts.fold import Folding, fold
 from sim.shortcuts.segments import SegmentStep, split_into_pieces
@@ -46,6 +47,7 @@ class Work:
     partitions: Partitions | None = None
     _graphs: dict[object, KernelGraph] = field(default_factory=dict)
     _layouts: dict[Same[KernelGraph], SerialLayout] = field(default_factory=dict)
+    _tally_layouts: dict[Same[KernelGraph], TallyLayout] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> int:
@@ -108,6 +110,13 @@ class Work:
         found = self._layouts.get(Same(graph))
         if found is None:
             found = self._layouts[Same(graph)] = SerialLayout(graph)
+        return found
+
+    def tally_layout(self, graph: KernelGraph) -> TallyLayout:
+        """That of a graph of a cut, worked out once."""
+        found = self._tally_layouts.get(Same(graph))
+        if found is None:
+            found = self._tally_layouts[Same(graph)] = TallyLayout(graph, self.folding.multiplicity)
         return found
 
     def graph_of(self, steps: Sequence[SegmentStep]) -> KernelGraph:

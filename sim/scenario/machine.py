@@ -90,9 +90,9 @@ def machine(
 
     ``profile`` None is the shipped one (else a file). Files that changed are read anew.
     """
-    named = (gpu_name, nodes.node, nodes.network)
-    own = (*(name if name and name.endswith(".toml") else None for name in named), profile)
-    return _machine(gpu_name, world, policy, nodes, profile, contents(*own))
+    own = [name for name in (gpu_name, nodes.node, nodes.network) if name and name.endswith(".toml")]
+    files = contents(*own, profile) if own or profile else ()
+    return _machine(gpu_name, world, policy, nodes, profile, files)
 
 
 @lru_cache(maxsize=256)
@@ -142,7 +142,7 @@ def _resolved(gpu: GpuSpec, profile: Profile, nodes: Nodes, world: int, policy: 
             f"power_cap_w = {power_cap_w:g} is beyond {gpu.id}, which takes at most {gpu.tdp_w:g} W: give at "
             "most that, or leave it out"
         )
-    model = GpuModel(
+    found = GpuModel(
         sms=gpu.sms,
         max_clock_hz=clock_hz,
         min_clock_hz=min(gpu.min_clock_hz, clock_hz),
@@ -155,7 +155,15 @@ def _resolved(gpu: GpuSpec, profile: Profile, nodes: Nodes, world: int, policy: 
         idle_w=curve.idle_w,
         voltage_scale=curve.voltage_scale,
     )
-    return Machine(gpu=gpu, profile=profile, curve=curve, limits=limits, model=model, world=world, cluster=cluster)
+    return Machine(
+        gpu=gpu, profile=profile, curve=curve, limits=limits, model=_one(found), world=world, cluster=cluster
+    )
+
+
+@lru_cache(maxsize=256)
+def _one(model: GpuModel) -> GpuModel:
+    """One object for equal models, whatever the power limit: memos can know it by which it is."""
+    return model
 
 
 def _slices_at_work(gpu: GpuSpec, world: int, *, alone: bool) -> int:

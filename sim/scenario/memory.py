@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import workloads
 from hardware.catalog import load_gpu
 from hardware.gpu import GpuSpec
 from hardware.mig import mig_profiles, mig_slice
+from inputs.same import Keyed
 from sim.errors import MemoryShortError, ScenarioError
 from sim.scenario.adapters import adapters_in
 from sim.scenario.resolved import Resolved
@@ -21,6 +23,8 @@ from workloads.families.adapters import adapter_size
 MOST_SEQUENCES = 1 << 20
 # Nor layouts of more GPUs.
 MOST_GPUS = 1024
+# Works whose check and need are remembered: those that a sweep is at.
+MAX_ASKED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def check_memory(resolved: Resolved, gpu: GpuSpec) -> None:
     if isinstance(resolved.model, DitSpec):
         check_video_memory(resolved.scenario, resolved.model, gpu)
         return
-    check_layout(resolved)
+    _checked_layout(Keyed(resolved.work, resolved))
     need = memory_need(resolved)
     if need.bytes > gpu.memory_bytes:
         raise MemoryShortError(
@@ -142,8 +146,20 @@ def check_layout(resolved: Resolved) -> None:
     )
 
 
+@lru_cache(maxsize=MAX_ASKED)
+def _checked_layout(asked: Keyed[Resolved]) -> None:
+    """One check for all scenarios of a work; what is refused is not remembered."""
+    check_layout(asked.held)
+
+
 def memory_need(resolved: Resolved) -> workloads.MemoryNeed:
     """What the fullest rank holds."""
+    return _need(Keyed(resolved.work, resolved))
+
+
+@lru_cache(maxsize=MAX_ASKED)
+def _need(asked: Keyed[Resolved]) -> workloads.MemoryNeed:
+    resolved = asked.held
     return _training(resolved) if resolved.scenario.phase == "train" else _serving(resolved)
 
 

@@ -18,6 +18,7 @@ from sim.result.status import Standing
 from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.precision import precision_of
+from sim.scenario.resolved import resolve_scenario
 from sim.serving.adapters import own_sizes
 from sim.serving.memory import kv_blocks, memory_of, stage_needs
 from sim.serving.records import Log
@@ -184,7 +185,10 @@ class ServeResult:
         group, gpu = self.spec.group(), self.machine.gpu
         per_step = self._tokens_per_step(self.requests)
         work = served_work(stage_prices(self.spec, group), self.stretches, self.requests, 1.0 / (per_step or 1.0))
-        gpu_s, peak = self._gpu_hours() * S_PER_HOUR, gpu.tensor_flops_per_s.get(multiplied_type(group))
+        gpu_s, peak = (
+            self._gpu_hours() * S_PER_HOUR,
+            gpu.tensor_flops_per_s.get(multiplied_type(resolve_scenario(group))),
+        )
         return {
             "flops": work.flops,
             "hbm_bytes": work.hbm_bytes,
