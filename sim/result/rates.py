@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import workloads
+from sim.build.cost import flops_of
 from sim.result.exposure import S_PER_PS
 from sim.result.prices import Prices
 from sim.scenario.layout import layout_of
@@ -86,7 +86,7 @@ def utilisation(run: Run) -> dict[str, float | None]:
     ``mfu_at_clock`` over the rate at the mean clock that the run had (None where the datasheet gives no rate for the
     type); ``mbu`` is over the datasheet's bandwidth.
     """
-    flops = run.outcome.over_kernels(lambda cls: _number(cls.describe, "flops"))
+    flops = run.outcome.over_kernels(flops_of)
     hbm_bytes = run.outcome.over_kernels(lambda cls: cls.terms.hbm_bytes)
     gpu, gpu_s = run.machine.gpu, run.latency_s * run.gpus
     peak = gpu.tensor_flops_per_s.get(multiplied_type(run.scenario))
@@ -128,7 +128,3 @@ def held_bytes(run: Run) -> float:
 def multiplied_type(scenario: Scenario) -> str:
     """The type that products of weights multiply in."""
     return scenario.dtype if scenario.phase == "denoise" else precision_of(scenario).product.multiplies.value
-
-
-def _number(described: Mapping[str, Any], name: str) -> float:
-    return float(described.get(name, 0.0))

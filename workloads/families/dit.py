@@ -209,5 +209,4 @@ def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: 
         batch=batch, q_len=queries, kv_len=keys, q_heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
     )
     moved = ELEMENT * batch * heads * head_dim * 2 * (queries + keys)
-    flops = 4.0 * batch * queries * keys * heads * head_dim
-    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
+    return Kernel(name=name, work=work, flops=work.flops, bytes_moved=float(moved))
