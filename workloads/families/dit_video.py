@@ -27,7 +27,7 @@ from workloads.placement import bind
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
 
 Guidance = Literal["none", "batch", "sequential", "parallel"]
-STEP = "denoise"
+TEXT, STEP, DECODE = "encode text", "denoise", "decode video"
 # What the solver reads: the latents of all tokens (P: a patch), and of both branches (G).
 LATENTS = op("sm,mP->sP", parallel="s", label="latents")
 BRANCHES = op("GsP,GsP->GsP", parallel="G", label="branches")
@@ -109,10 +109,10 @@ def build_video(run: VideoRun) -> Program:
     ]
     decoder: tuple[Segment, ...] = ()
     if run.video is not None:
-        phases = [Phase(name="encode text", segments=_text(run)), *phases]
+        phases = [Phase(name=TEXT, segments=_text(run)), *phases]
         decoder = _decode(run, run.video)
-    template = RankProgram(phases=(*phases, Phase(name="decode video", segments=())) if decoder else tuple(phases))
-    first = RankProgram(phases=(*phases, Phase(name="decode video", segments=decoder))) if decoder else template
+    template = RankProgram(phases=(*phases, Phase(name=DECODE, segments=())) if decoder else tuple(phases))
+    first = RankProgram(phases=(*phases, Phase(name=DECODE, segments=decoder))) if decoder else template
     written = _groups(run, 0)
     ranks = []
     for rank in range(run.world):
@@ -124,7 +124,7 @@ def build_video(run: VideoRun) -> Program:
 def build_decoder(spec: DitSpec, video: Video, *, videos: int) -> Program:
     """The decoder alone, on one GPU."""
     run = VideoRun(spec=spec, tokens=video_tokens(spec, video), video=video, videos=videos)
-    return Program(ranks=(RankProgram(phases=(Phase(name="decode video", segments=_decode(run, video)),)),))
+    return Program(ranks=(RankProgram(phases=(Phase(name=DECODE, segments=_decode(run, video)),)),))
 
 
 def _members(run: VideoRun, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
