@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware.laws.terms import dynamic_power_w
+from hardware.laws.terms import dynamic_power_w, own_clock_hz
 from sim.engine.fluid import FluidModel
 from sim.engine.running import PS_PER_S, GpuModel, GpuState, HeldClock
 from sim.shortcuts.serial import Serial, meeting_of
@@ -133,7 +133,7 @@ def curves_at(grid: ClockCurves, model: FluidModel, class_id: int, *, waits: boo
         work_s = member.pace.seconds_at(grid.clock_hz)
         lasts_s = work_s + member.cls.gap_s
         rate = 1.0 / lasts_s / PS_PER_S
-        top_hz = min(terms.top_clock_hz, gpu.max_clock_hz)
+        top_hz = own_clock_hz(terms, gpu.max_clock_hz)
         scales = {
             "voltage_scale": np.minimum(grid.voltage_scale, gpu.voltage_scale(top_hz)),
             "clock_fraction": np.minimum(grid.clock_fraction, top_hz / gpu.reference_clock_hz),
