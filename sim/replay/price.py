@@ -153,14 +153,17 @@ class _StandIns:
         )
 
     def collective(self, name: str, args: CollectiveArgs | None, blocks: int, step: int) -> Work:
-        """By recorded size where there is one, else by time."""
+        """By recorded size where there is one, else by time; of as many blocks as the library would take, it chose."""
         spelt = f"{args.operation if args is not None else ''} {name}"
         op = next(op for pattern, op in OPERATIONS if re.search(pattern, spelt, re.IGNORECASE))
         ranks = self._ranks(args)
         ctas = blocks if blocks > 0 else None
 
         def sized(size: int) -> CollectiveWork:
-            return CollectiveWork(op=op, ranks=ranks, buffer_bytes=size, ctas=ctas)
+            chosen = CollectiveWork(op=op, ranks=ranks, buffer_bytes=size)
+            if ctas is None or terms_of(chosen, self.target).blocks == ctas:
+                return chosen
+            return replace(chosen, ctas=ctas)
 
         if args is not None and max(args.elements_in, args.elements_out) > 0:
             return sized(max(args.elements_in, args.elements_out) * _bytes_of(args.dtype))
