@@ -162,6 +162,15 @@ def test_rings_beside_ulysses() -> None:
         ({**WAN_14B, "video": "tall"}, "video = 'tall': give WIDTHxHEIGHTxFRAMES like 1280x720x81"),
         ({**WAN_14B, "cp": 4, "ulysses": 3, "cp_mode": "ring"}, "ulysses = 3 with cp = 4: give cp = 3, or a multiple"),
         ({**WAN_14B, "cp": 16}, "ulysses = 16, ring = 1: ulysses must divide the 40 heads"),
+        ({**WAN_14B, "cp": 16}, "both together the 75600 tokens: use ulysses = 1, 2, 4, 5, 8, 10"),
+        (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1024x1024", "cp": 3},
+            "both together the 4096 tokens and 512 text tokens: use ulysses = 1, 2, 4, 8",
+        ),
+        (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1024x1024", "cp": 7, "cp_mode": "ring"},
+            "4096 tokens and 512 text tokens: use ring = 1, 2, 4, 8, 16",
+        ),
         ({**WAN_14B, "gpu": "l4-24gb"}, "wan2.1-14b does not fit on l4-24gb: weights 28.5 + activations"),
         ({**WAN_14B, "reuse": "rate:0.9"}, "give the share of reused steps, 0 to 0.8 of 50 steps"),
         ({**WAN_14B, "reuse": "steps:1-9,30"}, "step 10 is among the first 10, which are never reused"),
