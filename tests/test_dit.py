@@ -164,6 +164,10 @@ def test_rings_beside_ulysses() -> None:
         ({**WAN_14B, "cp": 16}, "ulysses = 16, ring = 1: ulysses must divide the 40 heads"),
         ({**WAN_14B, "cp": 16}, "both together the 75600 tokens: use ulysses = 1, 2, 4, 5, 8, 10"),
         (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1280x720x81"},
+            "video = 1280x720x81: flux.1-dev makes single images: give 1280x720",
+        ),
+        (
             {"model": "flux.1-dev", "phase": "denoise", "video": "1024x1024", "cp": 3},
             "both together the 4096 tokens and 512 text tokens: use ulysses = 1, 2, 4, 8",
         ),
