@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hardware.laws.terms import KernelTerms, dynamic_power_w, time_s
+from hardware.laws.terms import KernelTerms, dynamic_power_w, own_clock_hz, time_s
 
 # How close to its power limit a real-valued clock is set, as shares of the limit and of the clock.
 POWER_TOLERANCE = 1e-10
@@ -88,14 +88,14 @@ def point_at(
     """Latency (gap included) and mean power of ``terms`` repeated at a fixed clock."""
     work_s = time_s(terms, sms=sms, sm_clock_hz=sm_clock_hz)
     latency_s = work_s + gap_s
-    own_clock_hz = min(sm_clock_hz, terms.top_clock_hz)
+    clock_hz = own_clock_hz(terms, sm_clock_hz)
     dynamic = dynamic_power_w(
         terms,
         sms=sms * work_s / latency_s,
         gpu_sms=gpu_sms,
         progress_per_s=1.0 / latency_s,
-        voltage_scale=curve.voltage_scale(own_clock_hz),
-        clock_fraction=own_clock_hz / curve.reference_clock_hz,
+        voltage_scale=curve.voltage_scale(clock_hz),
+        clock_fraction=clock_hz / curve.reference_clock_hz,
     )
     return OperatingPoint(sm_clock_hz=sm_clock_hz, latency_s=latency_s, power_w=curve.idle_w(sm_clock_hz) + dynamic)
 

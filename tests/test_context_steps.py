@@ -39,7 +39,7 @@ def test_ranks_together_attend_to_what_one_does(cp: int, before: int, tokens: in
         [Group(phase="prefill", sequences=1, new_tokens=tokens, context=before + tokens)],
     )
     works = [k.work for k in kernels if isinstance(k.work, AttentionWork)]
-    pairs = cp * sum(one.batch * one.q_len * one.kv_len * one.visible_share for one in works)
+    pairs = cp * sum(one.batch * one.pairs for one in works)
     filled = -(-tokens // (2 * cp)) * 2 * cp
     assert pairs == pytest.approx(filled * (filled + 1) / 2 + filled * before, rel=2 / tokens)
     assert all(one.q_heads == 32 for one in works) and len(works) == 1 + (before > 0)
@@ -55,7 +55,7 @@ def test_flops_of_all_ranks_are_those_of_one(split: dict[str, Any]) -> None:
         ranks = range(Layout(**one).stage_ranks)
         works = [k for rank in ranks for k in layer(Layout(**one), groups, model=model, rank=rank)]
         products = sum(k.flops for k in works if isinstance(k.work, GemmWork))
-        scores = sum(k.flops * k.work.visible_share for k in works if isinstance(k.work, AttentionWork))
+        scores = sum(k.flops for k in works if isinstance(k.work, AttentionWork))
         found.append((products, scores))
     assert found[0] == pytest.approx(found[1], rel=1e-9)
 

@@ -162,6 +162,19 @@ def test_rings_beside_ulysses() -> None:
         ({**WAN_14B, "video": "tall"}, "video = 'tall': give WIDTHxHEIGHTxFRAMES like 1280x720x81"),
         ({**WAN_14B, "cp": 4, "ulysses": 3, "cp_mode": "ring"}, "ulysses = 3 with cp = 4: give cp = 3, or a multiple"),
         ({**WAN_14B, "cp": 16}, "ulysses = 16, ring = 1: ulysses must divide the 40 heads"),
+        ({**WAN_14B, "cp": 16}, "both together the 75600 tokens: use ulysses = 1, 2, 4, 5, 8, 10"),
+        (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1280x720x81"},
+            "video = 1280x720x81: flux.1-dev makes single images: give 1280x720",
+        ),
+        (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1024x1024", "cp": 3},
+            "both together the 4096 tokens and 512 text tokens: use ulysses = 1, 2, 4, 8",
+        ),
+        (
+            {"model": "flux.1-dev", "phase": "denoise", "video": "1024x1024", "cp": 7, "cp_mode": "ring"},
+            "4096 tokens and 512 text tokens: use ring = 1, 2, 4, 8, 16",
+        ),
         ({**WAN_14B, "gpu": "l4-24gb"}, "wan2.1-14b does not fit on l4-24gb: weights 28.5 + activations"),
         ({**WAN_14B, "reuse": "rate:0.9"}, "give the share of reused steps, 0 to 0.8 of 50 steps"),
         ({**WAN_14B, "reuse": "steps:1-9,30"}, "step 10 is among the first 10, which are never reused"),
@@ -216,3 +229,28 @@ def test_the_dit_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as stop:
         main(["dit", "select-proxy", str(path), "--reference", "quality"])
     assert stop.value.code == 2 and "has no column 'quality': it has change, latent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fields", [{}, {"stack": "diffusers"}, {"cp": 2, "guidance": "none"}])
+def test_a_decoder_behind_capped_steps_has_a_clock_of_its_own(fields: dict[str, Any]) -> None:
+    """Below the cap it runs as if there were none, and so in every detail; the steps hold the cap."""
+    image = {"model": "flux.1-dev", "gpu": "h200-sxm-141gb", "phase": "denoise", "video": "1024x1024", "batch": 2}
+    image |= {"steps": 3, "layers": 6, **fields}
+    free, capped = video(image, uncapped=True, detail="full"), video(image, detail="full")
+    (free_s, _), (own_s, own_j) = (
+        run.energy_by("phase").loc["decode video", ["duration_s", "energy_j"]] for run in (free, capped)
+    )
+    assert own_s == pytest.approx(free_s, rel=1e-3)  # the fast limit holds a few kernels
+    steps = [f"denoise {step}" for step in (1, 2, 3)]
+    step_j, step_s = capped.energy_by("phase").loc[steps, ["energy_j", "duration_s"]].sum()
+    assert capped.clock_limit_hz[0] < 1.9e9 and step_j < free.energy_by("phase").loc[steps, "energy_j"].sum()
+    assert own_j / own_s < 700.0 * capped.gpus and step_j / step_s < 715.0 * capped.gpus
+    same = video(image, shortcuts=True) if "cp" not in fields else video(image)
+    assert (same.latency_s, same.energy_j) == pytest.approx((capped.latency_s, capped.energy_j), rel=1e-9)
+
+
+def test_a_long_decoder_holds_the_cap() -> None:
+    """On an A100 it would draw 439 W at the clock of the steps."""
+    run = video(WAN_14B, steps=2, guidance="none", shortcuts=True)
+    joules, seconds = run.energy_by("phase").loc["decode video", ["energy_j", "duration_s"]]
+    assert seconds > 10.0 and 390.0 < joules / seconds < 400.0

@@ -124,6 +124,13 @@ WHAT_IFS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"sm_clock_mhz": 1005.0},
         {"sm_clock_mhz": 1005.0},
     ),
+    "a ring slower": (EIGHT | {"cp": 4, "cp_mode": "striped", "seq_len": 32_768, "layers": 2}, *SLOWER),
+    "sums in the switch slower": (PREFILL | {"tp": 8}, *SLOWER),  # a law of other GPUs has them follow the clock
+    "sums between nodes slower": (SCENARIOS["two nodes"], *SLOWER),
+    "a decoder slower": (
+        {"model": "flux.1-dev", "phase": "denoise", "video": "256x256", "steps": 1, "layers": 2},
+        *SLOWER,
+    ),
     "chunks capped": (SCENARIOS["chunks"], {"power_cap_w": 450.0}, {"power_cap_w": 450.0}),
     "eager slower": (SCENARIOS["eager"], {"sm_clock_mhz": 1005.0}, {"sm_clock_mhz": 1005.0}),
     "eager as a graph": (SCENARIOS["eager"], {"launch": "graph"}, {"launch": "graph"}),
@@ -172,7 +179,8 @@ def test_a_replay_is_known_no_better_than_the_run_and_the_sizes_in_its_trace(
 
 def test_every_kernel_of_experts_and_adapters_is_known_by_its_sizes(tmp_path: Path) -> None:
     """Grouped products were stand-ins of unknown bound, and adapters copies: a lower clock hardly slowed them."""
-    for fields in (EXPERTS, EXPERTS | {"stack": "vllm"}, DECODE | {"lora_adapters": 2}):
+    image = {"model": "flux.1-dev", "phase": "denoise", "video": "256x256", "steps": 1, "layers": 2}
+    for fields in (EXPERTS, EXPERTS | {"stack": "vllm"}, DECODE | {"lora_adapters": 2}, image):
         result = _replayed(tmp_path, fields)
         assert result.unsure == 0 and result.span_range_us is None
         collective = int((result.capture.work.collective >= 0).sum())

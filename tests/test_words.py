@@ -12,6 +12,7 @@ from sim.cli import main
 from sim.errors import MemoryShortError
 from sim.explore.overlap import study, table
 from sim.explore.row import figures
+from sim.pages.sums import kernel_sums
 from sim.result.rates import memory, rates, times, utilisation
 from sim.result.report import summary
 from sim.scenario.memory import memory_use
@@ -35,6 +36,22 @@ def test_a_prefill_in_tokens_flops_and_joules() -> None:
     assert used["flops"] == pytest.approx(2 * weights * 8192 + attention, rel=0.01)
     assert used["mfu"] == pytest.approx(used["flops"] / run.latency_s / 989.4e12, rel=0.01)  # type: ignore[operator]
     assert used["mfu_at_clock"] > used["mfu"]  # type: ignore[operator]  # the cap holds the clock below boost
+
+
+@pytest.mark.parametrize("mode", ["ring", "striped", "zigzag"])
+def test_a_ring_prefill_has_the_mfu_of_a_gathered_one_at_equal_time(mode: str) -> None:
+    """No pair behind the causal mask is counted, whichever GPU's key it is; a ring adds up its partial outputs."""
+    split = {"model": "llama3-8b", "cp": 4, "seq_len": 32_768, "layers": 2, "lm_head": False}
+    ring, gathered = simulate(**split, cp_mode=mode), simulate(**split)
+    used, expected = utilisation(ring), utilisation(gathered)
+    for name in ("mfu", "mfu_at_clock"):
+        clock = 1.0 if name == "mfu" else sum(ring.sm_clock_hz_per_gpu) / sum(gathered.sm_clock_hz_per_gpu)
+        at_equal_time = used[name] * ring.latency_s / gathered.latency_s * clock  # type: ignore[operator]
+        assert at_equal_time == pytest.approx(expected[name], rel=1e-4)
+    rows = kernel_sums(ring.outcome)
+    assert sum(row.flops for row in rows) == pytest.approx(used["flops"])
+    scores = sum(row.flops for row in rows if row.family == "attention")
+    assert scores == 2 * 4 * 32 * 128 * (32_768 * 32_769 / 2)  # layers, 4 x heads x size, pairs
 
 
 def test_a_decode_step_moves_its_weights_and_cache() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.transformer_kit import build, gemm_flops, kernels, layer, names
 from workloads import load_model
-from workloads.ops import Experts
+from workloads.ops import Attention, Experts
 from workloads.program import Program
 from workloads.work import AttentionWork, CollectiveWork, GemmWork, GroupedGemmWork
 
@@ -71,12 +71,17 @@ def test_expert_kernels_have_the_flops_of_their_einsums() -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
 def test_a_kernel_has_the_flops_of_its_einsums(model: str, phase: str) -> None:
+    """Attention's without the pairs of a query and a later key."""
+    node = next(node for node in load_model(model).block.nodes if isinstance(node, Attention))
     for kernel in (*kernels(build(model, phase, batch=3, tp=2)),):
         if isinstance(kernel.work, GemmWork):
             assert kernel.flops == 2 * kernel.work.m * kernel.work.n * kernel.work.k
         if isinstance(kernel.work, AttentionWork):
             work = kernel.work
-            assert kernel.flops == 4 * work.batch * work.q_heads * work.q_len * work.kv_len * work.head_dim
+            whole = 4 * work.batch * work.q_heads * work.q_len * work.kv_len * work.head_dim
+            sizes = load_model(model).sizes() | {"b": 3, "s": work.q_len, "z": work.kv_len, "K": work.kv_heads}
+            assert node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes) == whole
+            assert kernel.flops == whole * (work.q_len + 1) / (2 * work.q_len)
 
 
 def test_equal_ranks_share_one_program() -> None:

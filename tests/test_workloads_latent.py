@@ -79,7 +79,7 @@ def test_matrix_products_of_a_prefill_by_hand() -> None:
     attention = layer(build("deepseek-v3", seq_len=1024))["attention"]
     assert isinstance(attention.work, AttentionWork)
     assert (attention.work.head_dim, attention.work.v_head_dim, attention.work.mean_head_dim) == (192, 128, 160)
-    assert attention.flops == 2 * 128 * 1024**2 * (192 + 128)
+    assert attention.flops == 2 * 128 * (1024 * 1025 / 2) * (192 + 128)
 
 
 def test_decode_absorbs_the_projections_and_reads_576_elements_a_token() -> None:

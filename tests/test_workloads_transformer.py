@@ -54,12 +54,12 @@ def test_matrix_products_by_hand(program: Program, expected: dict[str, tuple[tup
 @pytest.mark.parametrize(
     ("program", "heads", "flops", "moved"),
     [
-        # 4 x 2 sequences x 32 heads x 1024^2 x 128; bytes 2 (Q 2048 x 4096 + K, V 2048 x 1024 + output)
-        (build("llama3-8b", batch=2), (32, 8), 34_359_738_368, 41_943_040),
+        # 4 x 2 sequences x 32 heads x 1024 x 1025 / 2 pairs x 128; bytes 2 (Q 2048 x 4096 + K, V 2048 x 1024 + output)
+        (build("llama3-8b", batch=2), (32, 8), 17_196_646_400, 41_943_040),
         # 4 x 16 x 32 x 2048 x 128; bytes 2 (2 x 16 x 4096 + 2 x 16 x 2048 x 1024)
         (build("llama3-8b", "decode", batch=16, seq_len=2048), (32, 8), 536_870_912, 134_479_872),
-        # a quarter of 4 x 2 x 64 x 1024^2 x 128
-        (build("llama3-70b", batch=2, tp=4), (16, 2), 17_179_869_184, 18_874_368),
+        # a quarter of 4 x 2 x 64 x 1024 x 1025 / 2 x 128
+        (build("llama3-70b", batch=2, tp=4), (16, 2), 8_598_323_200, 18_874_368),
         # an eighth of 4 x 16 x 64 x 2048 x 128
         (build("llama3-70b", "decode", batch=16, seq_len=2048, tp=8), (8, 1), 134_217_728, 16_842_752),
     ],

@@ -107,7 +107,7 @@ def test_values_of_mimo_are_smaller_than_keys() -> None:
     assert {(work.head_dim, work.v_head_dim, work.kv_heads) for work in attention} == {(192, 128, 1), (192, 128, 2)}
     found = kernels(MIMO_V2_FLASH, "prefill", seq_len=64)
     full = next(one for _, one in found if isinstance(one.work, AttentionWork))
-    assert full.flops == 2 * 64 * 64 * 64 * (192 + 128)
+    assert full.flops == 2 * 64 * (64 * 65 / 2) * (192 + 128)
     assert full.bytes_moved == 2 * 64 * (64 + 4) * (192 + 128)
     with pytest.raises(WorkloadError, match="values of another size than keys"):
         build_program(read(MIMO_V2_FLASH), Layout(cp=2, cp_mode="ring"), phase="prefill", batch=1, seq_len=64,

@@ -112,7 +112,7 @@ def model_id(name: str) -> str:
     if len(starts) > 1:
         raise WorkloadError(f"model = '{name}' fits several models: {', '.join(whole or starts)}: name one")
     if (files("workloads") / "data" / "dit" / f"{wanted}.toml").is_file():
-        raise WorkloadError(f"model = '{name}' is a diffusion transformer: use phase = 'denoise'")
+        raise WorkloadError(f"model = '{name}' is a diffusion transformer: use phase = 'denoise', or wattline dit")
     if starts:
         raise WorkloadError(f"unknown model '{name}': did you mean '{starts[0]}'?")
     hint = nearest(wanted, known, "see 'wattline models'", cutoff=0.5)

@@ -19,7 +19,8 @@ from workloads.work import DType
 
 # Each stage of a VAE's decoder doubles height and width for the next: layers of two convolutions a stage.
 DECODER_BLOCKS = 3
-STEP = "denoise"  # the phase of a program that is a step; a number follows
+# Phases of a program; a number follows that of a step.
+TEXT, STEP, DECODE = "encode text", "denoise", "decode video"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class DitSpec:
     its kernels 3 wide in space and ``decoder_depth`` in time, ``decoder`` the class of its modules (None: convolutions
     alone). ``masks_text``: its modules hand attention a mask of the text's padding. ``text_launches``: launches of a
     layer of the text encoder where each operation is a kernel (0: not known); ``pooled_launches``: those of a second,
-    small encoder, whose text is one vector (CLIP's: its kernels take a tenth of their launches).
+    small encoder, whose text is one vector (CLIP's: its kernels take a tenth of their launches). ``images_only``: it
+    makes no videos.
     """
 
     id: str
@@ -54,6 +56,7 @@ class DitSpec:
     double_layers: int = 0
     single_layers: int = 0
     masks_text: bool = False
+    images_only: bool = False
     decoder: str | None = None
     text_launches: int = 0
     pooled_launches: int = 0
@@ -136,9 +139,8 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     decoder = data.get("decoder")
     if decoder is not None and decoder not in list_decoders():
         raise WorkloadError(f"{where}: decoder = {shown(decoder)}: give one of {', '.join(list_decoders())}")
-    spec = DitSpec(
-        id=data["id"], source=data["source"], masks_text=flag(data, "masks_text", where), decoder=decoder, **sizes
-    )
+    marks = {name: flag(data, name, where) for name in ("masks_text", "images_only")}
+    spec = DitSpec(id=data["id"], source=data["source"], decoder=decoder, **marks, **sizes)
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")
     if spec.text_width % TEXT_HEAD_DIM:
@@ -182,6 +184,9 @@ def parse_video(text: str) -> Video:
 
 def latent_grid(spec: DitSpec, video: Video) -> tuple[int, int, int]:
     """Latent tokens along frames, height and width: the first frame alone, then one for each ``vae[0]``."""
+    if spec.images_only and video.frames > 1:
+        image = f"{video.width}x{video.height}"
+        raise WorkloadError(f"video = {image}x{video.frames}: {spec.id} makes single images: give {image}")
     sizes = [(1 + (video.frames - 1) // spec.vae[0]) // spec.patch[0]]
     if (video.frames - 1) % spec.vae[0]:
         raise WorkloadError(

@@ -163,11 +163,10 @@ def product_kernel(name: str, m: int, n: int, k: int, *, count: int = 1, dtype: 
 
 
 def attention_kernel(node: Attention, shape: Shape) -> Kernel:
-    """The flash kernel of scores and values: FLOPs of both einsums (unmasked), bytes of Q, K, V and output."""
+    """The flash kernel of scores and values: FLOPs of both einsums where no mask lies, bytes of Q, K, V and output."""
     if node.cross:
         shape = replace(shape, context=shape.source)
     sizes = shape.local_sizes("K")
-    flops = node.scores.einsum.flops(sizes) + node.values.einsum.flops(sizes)
     queries = node.scores.einsum.input_elements(0, sizes)
     keys = node.scores.einsum.input_elements(1, sizes) + node.values.einsum.input_elements(1, sizes)
     output = node.values.einsum.output_elements(sizes)
@@ -177,25 +176,21 @@ def attention_kernel(node: Attention, shape: Shape) -> Kernel:
     kv_len, causal = shape.context, shape.model.causal and not decode and not node.cross
     if window and shape.context > window:
         kv_len, causal = seen_keys(shape.new_tokens, shape.context, window), False
-        flops = flops * kv_len // shape.context
         if decode:
             keys = keys * kv_len // shape.context
-    return Kernel(
-        name=node.name,
-        work=AttentionWork(
-            batch=shape.batch,
-            q_len=shape.new_tokens,
-            kv_len=kv_len,
-            q_heads=shape.q_heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.model.head_dim,
-            v_head_dim=shape.model.v_head_dim or None,
-            causal=causal,
-            kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
-        ),
-        flops=float(flops),
-        bytes_moved=float(DType.BF16.bytes * (queries + output) + kv.bytes * keys),
+    work = AttentionWork(
+        batch=shape.batch,
+        q_len=shape.new_tokens,
+        kv_len=kv_len,
+        q_heads=shape.q_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.model.head_dim,
+        v_head_dim=shape.model.v_head_dim or None,
+        causal=causal,
+        kv_dtype=kv if kv.bits != DType.BF16.bits else DType.BF16,
     )
+    moved = DType.BF16.bytes * (queries + output) + kv.bytes * keys
+    return Kernel(name=node.name, work=work, flops=work.flops, bytes_moved=float(moved))
 
 
 def seen_keys(new_tokens: int, context: int, window: int) -> int:

@@ -19,8 +19,8 @@ class Kernel:
     ``after`` lists indices of earlier kernels of the same segment (on other streams) that must end first;
     order within a stream is implied. A negative index is a kernel of the segment's previous repetition, counted
     from its end: a segment with such kernels rolls on, its streams join before the first repetition and after the
-    last only. ``flops`` and ``bytes`` are the
-    einsum's own figures, for conservation.
+    last only. ``flops`` and ``bytes_moved`` are the
+    einsum's own figures, for conservation; FLOPs of attention without those behind its mask, which no kernel computes.
     """
 
     name: str

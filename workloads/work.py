@@ -14,6 +14,8 @@ from workloads.storage import BITS, Storage
 
 # What of an 8-bit product's input has a scale of its own: a token, or 128 numbers of one.
 Scales = Literal["token", "block"]
+# FLOPs of attention's gradients over those of the forward pass: five products for its two (arXiv 2307.08691, 3.1).
+ATTENTION_GRADIENT = 2.5
 
 
 class DType(StrEnum):
@@ -93,13 +95,29 @@ class AttentionWork:
         return (self.head_dim + (self.v_head_dim or self.head_dim)) // 2
 
     @property
-    def visible_share(self) -> float:
-        """Share of all pairs of a query and a key that the mask leaves: a causal query sees no key after its own.
+    def pairs(self) -> int:
+        """Pairs of a query and a key of one sequence and head that the mask leaves: none with a key after the query.
 
-        >>> AttentionWork(batch=1, q_len=4, kv_len=4, q_heads=1, kv_heads=1, head_dim=64, causal=True).visible_share
-        0.625
+        >>> AttentionWork(batch=1, q_len=4, kv_len=4, q_heads=1, kv_heads=1, head_dim=64, causal=True).pairs
+        10
         """
-        return 1.0 - (self.q_len - 1) / (2 * self.kv_len) if self.causal else 1.0
+        return self.q_len * self.kv_len - (self.q_len * (self.q_len - 1) // 2 if self.causal else 0)
+
+    @property
+    def flops_per_pair(self) -> float:
+        """FLOPs of one pair of a query and a key, all sequences and heads: a score and a value, or their gradients."""
+        sizes = self.head_dim + (self.v_head_dim or self.head_dim)
+        return 2.0 * self.batch * self.q_heads * sizes * (ATTENTION_GRADIENT if self.backward else 1.0)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all pairs that the mask leaves: flash kernels skip what it hides.
+
+        >>> work = AttentionWork(batch=1, q_len=4, kv_len=4, q_heads=1, kv_heads=1, head_dim=64, causal=True)
+        >>> work.flops == 2 * 10 * (64 + 64)
+        True
+        """
+        return self.flops_per_pair * self.pairs
 
     @property
     def decode(self) -> bool:

@@ -123,6 +123,11 @@ def waves(terms: KernelTerms, sms: float) -> float:
     return math.ceil(terms.blocks / slots - 1e-9) if terms.quantised else max(1.0, terms.blocks / slots)
 
 
+def own_clock_hz(terms: KernelTerms, sm_clock_hz: float) -> float:
+    """The clock of the SMs under a kernel, and of their voltage, on a GPU at ``sm_clock_hz``."""
+    return min(sm_clock_hz, terms.top_clock_hz)
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """A kernel's time on the SMs that it has, by the clock alone: what :func:`time_s` works out of terms once."""

@@ -121,7 +121,6 @@ class Pricer:
             terms = changed(terms, floor_s=terms.floor_s + late_s)
         beside = self.launched(work, terms)
         fetches = isinstance(work, GemmWork) and not goes_on and beside.blocks > facts.own_tiles * self.gpu.sms
-        flops = kernel.flops * (work.visible_share if isinstance(work, AttentionWork) else 1.0)
         return KernelClass(
             name=kernel.name,
             family=family(work),
@@ -133,7 +132,7 @@ class Pricer:
             beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
-            describe={"flops": flops} | sizes(work),
+            describe={"flops": kernel.flops} | sizes(work),
             transit=self._transit(work, terms),
         )
 
@@ -307,6 +306,13 @@ def expected_maximum(count: int) -> float:
     1.0
     """
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def flops_of(cls: KernelClass) -> float:
+    """FLOPs of one kernel of a class, as its :class:`~workloads.program.Kernel` states them; 0 of what states none."""
+    flops = cls.describe.get("flops", 0.0)
+    assert isinstance(flops, int | float)
+    return float(flops)
 
 
 def sizes(work: Work | ExchangeSizes) -> dict[str, object]:

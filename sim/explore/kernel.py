@@ -193,8 +193,7 @@ def _tensor_flops(work: Work) -> tuple[float, str]:
         case GroupedGemmWork() | RoutedGemmWork():
             return 2.0 * work.rows * work.n * work.k, work.dtype.value
         case AttentionWork():
-            pairs = work.q_len * work.kv_len - (work.q_len * (work.q_len - 1) / 2 if work.causal else 0.0)
-            return 4.0 * work.batch * work.q_heads * pairs * work.mean_head_dim, DType.BF16.value
+            return work.flops, DType.BF16.value
         case ElementwiseWork() | CollectiveWork():
             return 0.0, DType.BF16.value
     assert_never(work)

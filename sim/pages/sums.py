@@ -5,12 +5,13 @@ Everything is taken from the parts of the outcome, so that equal GPUs and equal 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.build.cost import flops_of
 from sim.engine.graph import KernelClass
 from sim.result.exposure import S_PER_PS, covered, moving_ps
 from sim.result.outcome import Outcome
@@ -47,7 +48,7 @@ class KernelSum:
         self.launches += launches
         self.time_s += time_s
         self.energy_j += energy_j
-        self.flops += launches * done_flops(cls.describe)
+        self.flops += launches * flops_of(cls)
         self.hbm_bytes += launches * cls.terms.hbm_bytes
         self.link_bytes += launches * cls.terms.link_bytes
         self.extrapolated |= cls.terms.extrapolated
@@ -55,17 +56,6 @@ class KernelSum:
             met = self.sizes.setdefault(name, [])
             if value not in met:
                 met.append(value)
-
-
-def done_flops(describe: Mapping[str, object]) -> float:
-    """FLOPs that a kernel really does: the einsum's, less what causal attention masks and so never computes.
-
-    >>> done_flops({"flops": 800.0, "causal": True, "q_len": 4, "kv_len": 4})
-    500.0
-    """
-    flops, q_len, kv_len = (describe.get(name, 0) for name in ("flops", "q_len", "kv_len"))
-    assert isinstance(flops, int | float) and isinstance(q_len, int) and isinstance(kv_len, int)
-    return flops * (1.0 - (q_len - 1) / (2 * kv_len)) if describe.get("causal") else float(flops)
 
 
 def kernel_sums(outcome: Outcome) -> list[KernelSum]:

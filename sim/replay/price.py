@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.cluster import Cluster
 from hardware.laws.terms import KernelTerms
 from hardware.power import OperatingPoint, steady_point
 from sim.build.cost import Pricer
@@ -32,6 +33,7 @@ DECODE = re.compile("decode|split_?kv|paged", re.IGNORECASE)  # attention of one
 DECODE_ROWS = 256  # a step of so few tokens decodes
 FEW_ROWS = 64  # a tile of cuBLAS of no more rows is one of a product of few rows, which reads its weights
 GROUPED = re.compile("moe|group|expert", re.IGNORECASE)  # products of experts: how many rows each got is not recorded
+RANKS = re.compile(r"\[?((?:\s*\d{1,6}\s*,)*\s*\d{1,6}\s*)\]?")  # of a process group, as PyTorch and we write them
 BY_LAW = frozenset({"gemm", "attention", "norm", "elementwise", MEMORY, COMMUNICATION})  # classes that have a stand-in
 OPERATIONS = (
     ("reduce_?scatter", CollectiveOp.REDUCE_SCATTER),
@@ -126,7 +128,6 @@ class _StandIns:
 
     def __init__(self, target: Machine, clock_hz: float, *, rows: int | None) -> None:
         self.target, self.clock_hz, self.rows = target, clock_hz, rows
-        self.pricer = pricer_of(target)
         self.of = lru_cache(maxsize=None)(self._of)
 
     def _of(self, label: str, step: int, few: int = 0) -> Work:
@@ -152,18 +153,28 @@ class _StandIns:
         )
 
     def collective(self, name: str, args: CollectiveArgs | None, blocks: int, step: int) -> Work:
-        """By recorded size where there is one, else by time."""
+        """By recorded size where there is one, else by time; of as many blocks as the library would take, it chose."""
         spelt = f"{args.operation if args is not None else ''} {name}"
         op = next(op for pattern, op in OPERATIONS if re.search(pattern, spelt, re.IGNORECASE))
-        world = max(2, args.group_size if args is not None and args.group_size > 0 else self.target.world)
+        ranks = self._ranks(args)
         ctas = blocks if blocks > 0 else None
 
         def sized(size: int) -> CollectiveWork:
-            return CollectiveWork(op=op, ranks=tuple(range(world)), buffer_bytes=size, ctas=ctas)
+            chosen = CollectiveWork(op=op, ranks=ranks, buffer_bytes=size)
+            if ctas is None or terms_of(chosen, self.target).blocks == ctas:
+                return chosen
+            return replace(chosen, ctas=ctas)
 
         if args is not None and max(args.elements_in, args.elements_out) > 0:
             return sized(max(args.elements_in, args.elements_out) * _bytes_of(args.dtype))
         return self._sized(step, sized, least=256)
+
+    def _ranks(self, args: CollectiveArgs | None) -> tuple[int, ...]:
+        """The ranks that meet: those that are recorded, or the first of as many as there are."""
+        world = max(2, args.group_size if args is not None and args.group_size > 0 else self.target.world)
+        named = RANKS.fullmatch(args.ranks.strip()) if args is not None else None
+        ranks = tuple(dict.fromkeys(map(int, named[1].split(",")))) if named is not None else ()
+        return ranks if len(ranks) == world else tuple(range(world))
 
     def _sized(self, step: int, make: Callable[[int], Work], *, least: int, power: int = 1) -> Work:
         """The size whose time at the trace's clock is 2**(step / STEPS_PER_OCTAVE) nanoseconds (bisection)."""
@@ -172,7 +183,7 @@ class _StandIns:
         while high - low > 0.02:
             middle = 0.5 * (low + high)
             made = make(max(least, round(2.0**middle)))
-            at = point_of(self.pricer.terms(made), self.target, self.clock_hz)
+            at = point_of(terms_of(made, self.target), self.target, self.clock_hz)
             low, high = (middle, high) if at.latency_s < wanted_s else (low, middle)
         return make(max(least, round(2.0**low)))
 
@@ -182,9 +193,15 @@ def _bytes_of(dtype: str) -> int:
     return next((size for name, size in small.items() if dtype.lower().startswith(name)), 4)
 
 
-def pricer_of(target: Machine) -> Pricer:
+def terms_of(work: Work, target: Machine) -> KernelTerms:
+    """Terms as inside a step, one GPU's own; of a collective on the links of ``target``, if it has its ranks."""
+    there = isinstance(work, CollectiveWork) and max(work.ranks) < target.cluster.gpus
+    return pricer_of(target, target.cluster if there else None).terms(work)
+
+
+def pricer_of(target: Machine, cluster: Cluster | None = None) -> Pricer:
     """Prices as inside a step, one GPU's own."""
-    return Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0)
+    return Pricer(profile=target.profile, gpu=target.gpu, gap_s=0.0, cluster=cluster)
 
 
 def point_of(terms: KernelTerms, target: Machine, clock_hz: float) -> OperatingPoint:
@@ -214,18 +231,17 @@ class Priced:
 
 def priced(jobs: Jobs, target: Machine, clock_hz: Floats | float) -> Priced:
     """``jobs`` on ``target``, each row at its ``clock_hz``, or as low as the fast limiter holds it."""
-    pricer = pricer_of(target)
     highest_hz = target.model.max_clock_hz
     free_w = target.curve.idle_w(highest_hz)
     clocks_hz, which = np.unique(np.broadcast_to(clock_hz, len(jobs.job)), return_inverse=True)
     asked = np.concatenate([jobs.job, jobs.as_copy, jobs.as_product])
     pairs, back = np.unique(np.stack([asked, np.tile(which.reshape(-1), 3)]), axis=1, return_inverse=True)
     table = np.full((pairs.shape[1], 5), (math.nan, 0.0, 0.0, free_w, 1.0))
-    terms_of = [pricer.terms(work) for work in jobs.works]
+    priced_terms = [terms_of(work, target) for work in jobs.works]
     for number, (job, clock) in enumerate(pairs.T.tolist()):
         if job == NONE:
             continue
-        terms = terms_of[job]
+        terms = priced_terms[job]
         at = point_of(terms, target, float(clocks_hz[clock]))
         idle_w = target.curve.idle_w(at.sm_clock_hz)
         table[number] = at.latency_s, at.power_w - idle_w, terms.waiting_power_w, idle_w, terms.beside_slowdown

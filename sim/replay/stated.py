@@ -12,6 +12,7 @@ from workloads.storage import storage
 from workloads.work import (
     AdapterGemmWork,
     AttentionWork,
+    ConvolutionWork,
     DType,
     ElementwiseWork,
     GemmWork,
@@ -20,11 +21,13 @@ from workloads.work import (
     Work,
 )
 
-Product = GemmWork | GroupedGemmWork | RoutedGemmWork | AdapterGemmWork
+Product = GemmWork | GroupedGemmWork | RoutedGemmWork | AdapterGemmWork | ConvolutionWork
 SIZE_LIMIT, BYTES_LIMIT = 2.0**28, 2.0**40
 # What a kernel states by name, and what may be 0 or false.
 NAMES = frozenset({"op", "dtype", "out_dtype", "kv_dtype", "weights", "engine", "scales"})
-MAY_BE_0 = frozenset({"rows_beyond128", "bytes_moved", "causal", "latent", "up", "fresh", "backward", "masked"})
+MAY_BE_0 = frozenset(
+    {"rows_beyond128", "bytes_moved", "causal", "latent", "up", "fresh", "backward", "masked", "channels_last"}
+)
 
 
 def work_of(stated: Stated) -> Work | None:
@@ -34,7 +37,7 @@ def work_of(stated: Stated) -> Work | None:
     <DType.FP16: 'fp16'>
     """
     said = dict(stated)
-    marks = {"slices": AdapterGemmWork, "tiles": RoutedGemmWork, "experts": GroupedGemmWork}
+    marks = {"slices": AdapterGemmWork, "taps": ConvolutionWork, "tiles": RoutedGemmWork, "experts": GroupedGemmWork}
     kinds: dict[object, type[Product | AttentionWork | ElementwiseWork]] = {
         "gemm": next((kind for mark, kind in marks.items() if mark in said), GemmWork),
         "attention": AttentionWork,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.build.cost import flops_of
 from sim.engine.graph import KernelClass
 from sim.output.files import write_atomically
 from sim.result.exposure import S_PER_PS
@@ -121,9 +122,7 @@ def _attributes(
 ) -> Iterator[tuple[NodeType, dict[str, Value]]]:
     """The nodes that a kernel becomes: one, but two for a step round a ring, which sends and receives."""
     if not cls.collective:
-        flops = cls.describe.get("flops", 0.0)
-        assert isinstance(flops, int | float)
-        yield NodeType.COMPUTE, {"num_ops": round(flops), "tensor_size": round(cls.terms.hbm_bytes)}
+        yield NodeType.COMPUTE, {"num_ops": round(flops_of(cls)), "tensor_size": round(cls.terms.hbm_bytes)}
         return
     op, ranks = CollectiveOp(str(cls.describe["op"])), _ranks(cls)
     size = cls.describe["buffer_bytes"]

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.graph import KernelClass, KernelGraph
+from sim.build.cost import flops_of
+from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
 from sim.engine.running import GpuState
 from sim.result.exposure import S_PER_PS, Exposure, SpanKinds, exposure
@@ -44,7 +44,7 @@ class TallyLayout:
     @cached_property
     def flops(self) -> float:
         """Floating-point operations of all kernels of all GPUs."""
-        return float(self._count @ np.array([_flops(cls) for cls in self.graph.classes]))
+        return float(self._count @ np.array([flops_of(cls) for cls in self.graph.classes]))
 
     @cached_property
     def hbm_bytes(self) -> float:
@@ -55,10 +55,6 @@ class TallyLayout:
     def extrapolated(self) -> frozenset[str]:
         """Names of kernels beyond the rows that their laws were fitted on."""
         return frozenset(cls.name for cls in self.graph.classes if cls.terms.extrapolated)
-
-
-def _flops(cls: KernelClass) -> float:
-    return float(cast("float", cls.describe.get("flops", 0.0)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

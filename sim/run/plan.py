@@ -61,7 +61,7 @@ class Plan:
     model: GpuModel
     _pieces: dict[Same[KernelGraph], Piece] = field(default_factory=dict)
     _full: PieceSequence | None = None
-    _of_phases: dict[str, Plan | None] = field(default_factory=dict)
+    _of_phases: dict[str | tuple[str, ...], Plan | None] = field(default_factory=dict)
 
     @property
     def full(self) -> PieceSequence:
@@ -73,7 +73,7 @@ class Plan:
             self._full = layout
         return layout
 
-    def of_phases(self, name: str) -> Plan | None:
+    def of_phases(self, name: str | tuple[str, ...]) -> Plan | None:
         """The plan of the phases alone that begin with ``name``, of equal ones two; None where all do or none does."""
         if name not in self._of_phases:
             ranks = [

@@ -7,6 +7,7 @@ run once. Where only figures are needed (sweeps, searches), ``shortcuts`` take t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -23,7 +24,8 @@ from sim.result.looks import Looks
 from sim.result.timeline import Timeline
 from sim.run.periodic import needs_time, periodic
 from sim.run.plan import PieceSequence, Plan, classifier
-from sim.run.steady import governed, steady_clocks
+from sim.run.steady import POWER_SLACK, governed, steady_clocks
+from sim.run.video_clocks import VideoClocks
 from sim.run.work import Work
 from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of, profile_of
@@ -34,7 +36,7 @@ from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
 from sim.shortcuts.pieces import RepeatedPiece, by_events, play, play_governed
-from workloads.diffusion import STEP
+from workloads.diffusion import DECODE, STEP, TEXT
 from workloads.program import Program
 
 # Most kernels that run as events by default: some seconds.
@@ -171,6 +173,9 @@ def _run(
     say("finding the settled clock")
     settled = _steady_state(plan, layout, target, looks, uneven=_uneven(scenario))
     say("running")
+    if isinstance(settled, VideoClocks):
+        parts = settled.play(layout)
+        return (by_events(parts) if events else parts), settled.steps
     if isinstance(settled, SteadyLimiter):
         parts = play_governed(layout.sequence, settled)
         return (by_events(parts) if events else parts), settled.targets()
@@ -179,14 +184,17 @@ def _run(
 
 def _steady_state(
     plan: Plan, layout: PieceSequence, target: Machine, looks: Looks, *, uneven: bool
-) -> Sequence[Target] | SteadyLimiter:
-    """The steady clock of each of the layout's GPUs, or the limiters before a repetition of ``uneven`` power.
+) -> Sequence[Target] | VideoClocks | SteadyLimiter:
+    """The steady clock of each of the layout's GPUs, those of a video's stretches, or the limiters before a repetition
+    of ``uneven`` power.
 
     Computed on the cheapest layout: all agree to the picosecond.
     """
     for _, cheapest in _layouts(plan, "auto", []):
         try:
             targets = _settled_clocks(plan, cheapest, target, looks)
+            if isinstance(targets, VideoClocks):
+                return targets.on(_places(cheapest, layout))
             parts = play(cheapest.sequence, tuple(targets)) if uneven else []
             if needs_time(parts, target.limits):
                 limiter = periodic(cheapest.sequence, target.limits, targets, parts)
@@ -203,16 +211,33 @@ def _places(cheapest: PieceSequence, layout: PieceSequence) -> list[int]:
     return [place[ranks[0]] for ranks in layout.folding.classes]
 
 
-def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine, looks: Looks) -> list[HeldClock]:
-    """Each GPU's clock at which the mean power of the run is within the cap; that of a video's denoising steps, too,
-    which can last longer than the limiters look back, while the decoder runs on one GPU."""
-    clocks = steady_clocks(layout.sequence, target.limits, len(layout.folding.classes), layout.guide, looks)
-    steps = plan.of_phases(STEP)
-    if steps is None:
-        return clocks
-    _, alone = next(_layouts(steps, "auto", []))
-    found = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes), alone.guide, looks)
-    return [min(clock, found[place]) for clock, place in zip(clocks, _places(alone, layout), strict=True)]
+def _settled_clocks(plan: Plan, layout: PieceSequence, target: Machine, looks: Looks) -> list[HeldClock] | VideoClocks:
+    """Each GPU's clock at which the mean power of the run is within the cap; of a video that of its denoising steps,
+    which can last longer than the limiters look back, and another of its decoder."""
+    kinds = {phase.name for phase in plan.work.program.ranks[0].phases}
+    if DECODE not in kinds:
+        return steady_clocks(layout.sequence, target.limits, len(layout.folding.classes), layout.guide, looks)
+    steps, decoder = (_clocks_of(plan, kind, layout, target, looks) for kind in (STEP, DECODE))
+    if steps == decoder and math.isinf(target.limits.slow_limit_w):
+        return steps
+    found = VideoClocks.of(layout, steps, decoder)
+    if max(found.steps_w) > (1.0 + POWER_SLACK) * target.limits.slow_limit_w:  # so few steps that the text counts
+        with_text = _clocks_of(plan, (TEXT, STEP), layout, target, looks)
+        found = VideoClocks.of(layout, [min(pair) for pair in zip(steps, with_text, strict=True)], decoder)
+    return list(found.steps) if found.steps == found.decoder else found
+
+
+def _clocks_of(
+    plan: Plan, kind: str | tuple[str, ...], layout: PieceSequence, target: Machine, looks: Looks
+) -> list[HeldClock]:
+    """The settled clocks of the phases of one ``kind`` by themselves, of each GPU of ``layout``."""
+    part = plan.of_phases(kind)
+    assert part is not None, "a run with a decoder has phases of other kinds"
+    for _, alone in _layouts(part, "auto", []):
+        with suppress(FoldError):
+            clocks = steady_clocks(alone.sequence, target.limits, len(alone.folding.classes), alone.guide, looks)
+            return [clocks[place] for place in _places(alone, layout)]
+    raise AssertionError("full detail is never refused")
 
 
 def _of_ranks(layout: PieceSequence, values: Sequence[Target]) -> tuple[Target, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
+
+from inputs.tuples import maker_of
 
 # What a step is made of: all tokens together, the head, the attention of sequences that decode and of a prompt,
 # what ranks exchange of prompts' new keys and of what their caches make of them, low-rank adapters, and images.
@@ -55,8 +55,7 @@ class Cost(NamedTuple):
         )
 
 
-# A cost of three numbers, without a call of Python's own.
-cost_of = cast("Callable[[Iterable[float]], Cost]", partial(tuple.__new__, Cost))
+cost_of = maker_of(Cost)
 NOTHING = Cost(time_s=0.0, energy_j=0.0)
 
 
@@ -110,8 +109,7 @@ class Batch(NamedTuple):
         return batch_of((decoding, cached + steps * decoding, longest, chunks, ending, adapted, adapters))
 
 
-# A batch of all its fields, in order, without a call of Python's own.
-batch_of = cast("Callable[[Iterable[object]], Batch]", partial(tuple.__new__, Batch))
+batch_of = maker_of(Batch)
 
 
 class Joules(NamedTuple):

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 import workloads
 from hardware.cluster import Cluster
 from hardware.gpu import GpuSpec
-from hardware.laws.terms import dynamic_power_w, wanted_sms
+from hardware.laws.terms import dynamic_power_w, own_clock_hz, wanted_sms
 from hardware.power import highest_clock
 from hardware.profile import Profile
 from inputs.same import Same
@@ -209,14 +209,14 @@ class LoneKernel:
         work_s = kernel.pace.seconds(clock_hz)
         whole_s = work_s + kernel.cls.gap_s
         per_ps = 1.0 / whole_s / PS_PER_S
-        own_clock_hz = min(clock_hz, kernel.terms.top_clock_hz)
+        held_hz = own_clock_hz(kernel.terms, clock_hz)
         above_w = dynamic_power_w(
             kernel.terms,
             sms=kernel.sms * (work_s / whole_s),
             gpu_sms=gpu.sms,
             progress_per_s=per_ps * PS_PER_S,
-            voltage_scale=gpu.voltage_scale(own_clock_hz),
-            clock_fraction=own_clock_hz / gpu.reference_clock_hz,
+            voltage_scale=gpu.voltage_scale(held_hz),
+            clock_fraction=held_hz / gpu.reference_clock_hz,
         )
         return above_w * gpu.chip_power_factor + gpu.idle_w(clock_hz), per_ps
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inputs.tuples import maker_of
 from sim.serving.adapters import AdapterSlots
 from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
@@ -58,8 +57,7 @@ class Stretch(NamedTuple):
     stage: int = 0  # of a pipeline, whose stages have rows of their own
 
 
-# A stretch of all its fields, in order, without a call of Python's own.
-stretch_of = cast("Callable[[Iterable[object]], Stretch]", partial(tuple.__new__, Stretch))
+stretch_of = maker_of(Stretch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

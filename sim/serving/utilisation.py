@@ -7,13 +7,14 @@ products are, its attention is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
+from sim.build.cost import flops_of
 from sim.run.plan import classifier
 from sim.serving.buckets import bracketing_sizes
 from sim.serving.price import StepPrices
@@ -55,8 +56,7 @@ class StepWork:
             for phase in rank.phases:
                 for segment in phase.segments:
                     for priced in map(classify, segment.kernels):
-                        described: Mapping[str, Any] = priced.describe
-                        one = KernelSums(float(described.get("flops", 0.0)), priced.terms.hbm_bytes)
+                        one = KernelSums(flops_of(priced), priced.terms.hbm_bytes)
                         whole = whole.plus(one, segment.repeat)
         return whole
 

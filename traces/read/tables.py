@@ -43,6 +43,7 @@ STATED = (
     "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim", "causal", "latent", "experts", "distinct",
     "tiles128", "tiles256", "rows_beyond128", "slices", "rank", "up", "widest", "slots", "out_dtype", "kv_dtype",
     "weights", "engine", "scales", "inner", "tokens", "tiles", "images", "fresh", "backward", "masked",
+    "pixels", "read", "channels_in", "channels_out", "taps", "channels_last",
 )  # fmt: skip
 
 

@@ -9,13 +9,14 @@ rank's input: its feeder (``src/feeder/et_feeder_node.cpp``) and ASTRA-sim (``wo
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+from inputs.tuples import maker_of
 from traces.write.files import check_package, write_pieces
 from traces.write.protobuf import delimited, varint
 
@@ -63,8 +64,7 @@ class Node(NamedTuple):
     own: tuple[int | float, ...] = ()
 
 
-# A node of all its fields, in order, without a call of Python's own.
-node_of = cast("Callable[[Iterable[object]], Node]", partial(tuple.__new__, Node))
+node_of = maker_of(Node)
 
 # The type that readers expect of an attribute; others are written by their Python type.
 _TYPES = {

@@ -6,6 +6,7 @@ those pass keys and values round a ring (the two together: arXiv 2405.07719).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +24,7 @@ from workloads.program import Kernel, in_turn
 from workloads.work import AttentionWork, DType
 
 ELEMENT = DType.BF16.bytes
+MOST_NAMED = 16  # ranks that a refusal names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +75,19 @@ class Branch:
 
 def check_branch(branch: Branch) -> None:
     """Refuse degrees that do not divide tokens or heads."""
-    spec, ulysses = branch.spec, len(branch.ulysses)
-    if spec.heads % ulysses or branch.tokens < 1 or branch.tokens % branch.ranks:
-        raise WorkloadError(
-            f"ulysses = {ulysses}, ring = {len(branch.ring)}: ulysses must divide the {spec.heads} heads of {spec.id}, "
-            f"both together the {branch.tokens} tokens"
-        )
-    if spec.joint_text % branch.ranks:
-        raise WorkloadError(f"{branch.ranks} ranks do not divide the {spec.joint_text} text tokens of {spec.id}")
+    spec, ulysses, ring = branch.spec, len(branch.ulysses), len(branch.ring)
+    shared = math.gcd(branch.tokens, spec.joint_text)  # what all ranks together must divide
+    if not spec.heads % ulysses and branch.tokens >= 1 and not shared % branch.ranks:
+        return
+    text = f" and {spec.joint_text} text tokens" if spec.joint_text else ""
+    one_ring = ulysses == 1 < ring
+    fits = [n for n in range(1, MOST_NAMED + 1) if not shared % (n if one_ring else n * ring)]
+    fitting = ", ".join(str(n) for n in fits if one_ring or not spec.heads % n)
+    raise WorkloadError(
+        f"ulysses = {ulysses}, ring = {ring}: ulysses must divide the {spec.heads} heads of {spec.id}, both together "
+        f"the {branch.tokens} tokens{text}: "
+        + (f"use {'ring' if one_ring else 'ulysses'} = {fitting}" if fitting else "use another ring")
+    )
 
 
 def cross_block(branch: Branch) -> list[Kernel]:
@@ -209,5 +216,4 @@ def flash(name: str, queries: int, keys: int, heads: int, head_dim: int, batch: 
         batch=batch, q_len=queries, kv_len=keys, q_heads=heads, kv_heads=heads, head_dim=head_dim, causal=False
     )
     moved = ELEMENT * batch * heads * head_dim * 2 * (queries + keys)
-    flops = 4.0 * batch * queries * keys * heads * head_dim
-    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
+    return Kernel(name=name, work=work, flops=work.flops, bytes_moved=float(moved))

@@ -211,8 +211,7 @@ class _Walk:
             dtype=self.decoder.dtype, engine=self.decoder.engine,
         )  # fmt: skip
         moved = 4.0 * self.decoder.dtype.bytes * batch * tokens * width
-        flops = 4.0 * batch * tokens * tokens * width
-        self.kernels.append(Kernel(name="attention", work=work, flops=flops, bytes_moved=moved))
+        self.kernels.append(Kernel(name="attention", work=work, flops=work.flops, bytes_moved=moved))
         if self.decoder.attention == "convolution":
             self.run("swap", "order_out", grid.pixels)
             self.point("o_conv", width)

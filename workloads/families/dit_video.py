@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-from workloads.diffusion import DECODER_BLOCKS, STEP, TEXT_HEAD_DIM, DitSpec, Video, latent_grid, video_tokens
+from workloads.diffusion import (
+    DECODE,
+    DECODER_BLOCKS,
+    STEP,
+    TEXT,
+    TEXT_HEAD_DIM,
+    DitSpec,
+    Video,
+    latent_grid,
+    video_tokens,
+)  # fmt: skip
 from workloads.errors import WorkloadError
 from workloads.families.dit import ELEMENT, Branch, check_branch, flash
 from workloads.families.dit_decoder import LatentGrid, decoder_segments
@@ -108,10 +118,10 @@ def build_video(run: VideoRun) -> Program:
     ]
     decoder: tuple[Segment, ...] = ()
     if run.video is not None:
-        phases = [Phase(name="encode text", segments=_text(run)), *phases]
+        phases = [Phase(name=TEXT, segments=_text(run)), *phases]
         decoder = _decode(run, run.video)
-    template = RankProgram(phases=(*phases, Phase(name="decode video", segments=())) if decoder else tuple(phases))
-    first = RankProgram(phases=(*phases, Phase(name="decode video", segments=decoder))) if decoder else template
+    template = RankProgram(phases=(*phases, Phase(name=DECODE, segments=())) if decoder else tuple(phases))
+    first = RankProgram(phases=(*phases, Phase(name=DECODE, segments=decoder))) if decoder else template
     written = _groups(run, 0)
     ranks = []
     for rank in range(run.world):
@@ -123,7 +133,7 @@ def build_video(run: VideoRun) -> Program:
 def build_decoder(spec: DitSpec, video: Video, *, videos: int) -> Program:
     """The decoder alone, on one GPU."""
     run = VideoRun(spec=spec, tokens=video_tokens(spec, video), video=video, videos=videos)
-    return Program(ranks=(RankProgram(phases=(Phase(name="decode video", segments=_decode(run, video)),)),))
+    return Program(ranks=(RankProgram(phases=(Phase(name=DECODE, segments=_decode(run, video)),)),))
 
 
 def _members(run: VideoRun, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -42,7 +42,7 @@ class Framework:
         if not isinstance(work, AttentionWork):
             return kernel
         whole = replace(work, engine=self.attention, causal=work.causal and not self.all_keys)
-        return replace(kernel, work=whole, flops=kernel.flops * whole.visible_share / work.visible_share)
+        return replace(kernel, work=whole, flops=kernel.flops * whole.pairs / work.pairs)
 
     def passes(self, kernel: Kernel, width: int) -> Iterator[Kernel]:
         """What runs beside the gradients of a forward ``kernel``."""

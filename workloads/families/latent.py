@@ -87,15 +87,14 @@ def indexer_kernels(node: Indexer, shape: Shape, phase: Literal["prefill", "deco
         causal=phase == "prefill",
         kv_dtype=DType.FP8 if phase == "decode" else DType.BF16,
     )
-    flops = 2.0 * shape.tokens * node.heads * shape.context * node.head_dim
     keys = shape.batch * shape.context * node.head_dim * work.kv_dtype.bytes
     queries = shape.tokens * node.heads * node.head_dim * DType.BF16.bytes
     # Scores in 32 bit, written and read; numbers of the chosen ones.
-    scored = round(shape.tokens * shape.context * work.visible_share)
+    scored = shape.batch * work.pairs
     chosen = shape.tokens * min(node.top_keys, shape.context)
     moved = DType.FP32.bytes * (2 * scored + chosen)
     return [
-        Kernel(name=f"{node.name}_scores", work=work, flops=flops, bytes_moved=float(keys + queries)),
+        Kernel(name=f"{node.name}_scores", work=work, flops=work.flops, bytes_moved=float(keys + queries)),
         elementwise_kernel(f"{node.name}_top_k", Elementwise.COPY, shape.tokens, shape.context, moved),
     ]
 
@@ -128,8 +127,7 @@ def _absorbed_attention(name: str, shape: Shape) -> Kernel:
     per_key = latent.cached_dim + latent.kv_rank
     queries = shape.q_heads * per_key * DType.BF16.bytes
     moved = shape.batch * (shape.context * latent.cached_dim * kv.bytes + queries)
-    flops = 2.0 * shape.batch * shape.q_heads * shape.context * per_key
-    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
+    return Kernel(name=name, work=work, flops=work.flops, bytes_moved=float(moved))
 
 
 def _rebuilt_attention(name: str, shape: Shape, key_dim: int) -> Kernel:
@@ -146,5 +144,4 @@ def _rebuilt_attention(name: str, shape: Shape, key_dim: int) -> Kernel:
     )
     both = key_dim + model.head_dim
     moved = shape.batch * shape.q_heads * (shape.new_tokens + shape.context) * both * DType.BF16.bytes
-    flops = 2.0 * shape.batch * shape.q_heads * shape.new_tokens * shape.context * both
-    return Kernel(name=name, work=work, flops=flops, bytes_moved=float(moved))
+    return Kernel(name=name, work=work, flops=work.flops, bytes_moved=float(moved))

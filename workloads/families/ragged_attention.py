@@ -176,7 +176,8 @@ class _Spread:
         engine = engine_of(self.stack.engine)
         kernel = attention_kernel(self.node, shape) if engine is None else paged_attention(self.node, shape, engine)
         assert isinstance(kernel.work, AttentionWork)
-        return replace(kernel, name=name, work=replace(kernel.work, causal=causal and shape.new_tokens > 1))
+        work = replace(kernel.work, causal=causal and shape.new_tokens > 1)
+        return replace(kernel, name=name, work=work, flops=work.flops)
 
     def _merge(self, rows: int) -> Kernel:
         """Outputs over the cache and over new tokens, with their softmax sums."""

@@ -18,7 +18,7 @@ from workloads.layer_passes.shard import shard
 from workloads.layer_passes.tree import Exchange, RankSplit
 from workloads.ops import attention
 from workloads.program import Kernel, Phase, Program, RankProgram, Segment
-from workloads.work import AttentionWork, CollectiveWork, DType, ElementwiseWork
+from workloads.work import ATTENTION_GRADIENT, AttentionWork, CollectiveWork, DType, ElementwiseWork
 
 # Every rank reads the keys and values of all: a gather, of which rounds are a schedule.
 GATHER = next(
@@ -28,7 +28,6 @@ GATHER = next(
 )
 RingLayout = Literal["contiguous", "striped", "zigzag"]
 LAYOUTS: tuple[RingLayout, ...] = ("contiguous", "striped", "zigzag")
-ATTENTION_GRADIENT = 2.5  # FLOPs over those of the forward pass, see hardware.laws.gradient
 COMM_STREAM = 1
 
 
@@ -206,21 +205,17 @@ def check_parts(layout: RingLayout, *, ranks: int, seq_len: int) -> None:
 def _attention(ring: Ring, work: Round, after: tuple[int, ...]) -> Kernel:
     heads, size = ring.q_heads, ring.head_dim
     moved = DType.BF16.bytes * ring.batch * size * 2 * (heads * work.queries + ring.kv_heads * work.keys)
-    forward = Kernel(
-        name="attention",
-        work=AttentionWork(
-            batch=ring.batch,
-            q_len=work.queries,
-            kv_len=work.keys,
-            q_heads=heads,
-            kv_heads=ring.kv_heads,
-            head_dim=size,
-            causal=work.masked,
-        ),
-        flops=4.0 * ring.batch * work.pairs * heads * size,
-        bytes_moved=float(moved),
-        after=after,
+    attention = AttentionWork(
+        batch=ring.batch,
+        q_len=work.queries,
+        kv_len=work.keys,
+        q_heads=heads,
+        kv_heads=ring.kv_heads,
+        head_dim=size,
+        causal=work.masked,
     )
+    flops = attention.flops_per_pair * work.pairs  # stripes of later ranks lie behind the diagonal too
+    forward = Kernel(name="attention", work=attention, flops=flops, bytes_moved=float(moved), after=after)
     return attention_gradient(forward) if ring.backward else forward
 
 
