@@ -139,8 +139,8 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     decoder = data.get("decoder")
     if decoder is not None and decoder not in list_decoders():
         raise WorkloadError(f"{where}: decoder = {shown(decoder)}: give one of {', '.join(list_decoders())}")
-    marks = {name: flag(data, name, where) for name in ("masks_text", "images_only")}
-    spec = DitSpec(id=data["id"], source=data["source"], decoder=decoder, **marks, **sizes)
+    sizes |= {name: flag(data, name, where) for name in ("masks_text", "images_only")}
+    spec = DitSpec(id=data["id"], source=data["source"], decoder=decoder, **sizes)
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")
     if spec.text_width % TEXT_HEAD_DIM:
