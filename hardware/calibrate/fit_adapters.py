@@ -87,7 +87,10 @@ def adapter_sizes_of(row: Row) -> AdapterSizes:
 
 
 def without_clearing(row: Row, base: Profile, setting: FitSetting) -> Row:
-    """A row of the kernel alone: on the way down the sums are cleared first, a kernel of its own here."""
+    """A row of the kernel alone: on the way down the sums are cleared first, a kernel of its own here.
+
+    Two kernels in turn pause before each other as in a step, unlike one kernel over and over.
+    """
     if row["up"]:
         return row
     rows, moved = row["slices"] * row["tokens"], 4 * row["slices"] * row["tokens"] * row["rank"]
@@ -97,10 +100,12 @@ def without_clearing(row: Row, base: Profile, setting: FitSetting) -> Row:
         ),
         row,
     )
+    pauses_s = 2.0 * base.launch.graph_gap_s
+    idle_w = setting.curve_at(row).idle_w(setting.gpu.max_clock_hz)
     return {
         **row,
-        "latency_s": row["latency_s"] - cleared.latency_s,
-        "energy_j": row["energy_j"] - cleared.latency_s * cleared.power_w,
+        "latency_s": row["latency_s"] - cleared.latency_s - pauses_s,
+        "energy_j": row["energy_j"] - cleared.latency_s * cleared.power_w - pauses_s * idle_w,
     }
 
 

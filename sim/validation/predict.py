@@ -200,7 +200,8 @@ def _engine_kernel(inputs: Inputs) -> Prediction:
     work = engine_kernel(inputs)
     if work is None:
         raise NotPredicted("a chain of an engine's kernels: its parts are rows of their own")
-    return _works(inputs, *before(inputs), work)
+    first = before(inputs)
+    return _works(inputs, *first, work, gap=bool(first) and inputs["kind"] == "vllm_adapter")
 
 
 def served_spec(inputs: Inputs) -> ServeSpec:
