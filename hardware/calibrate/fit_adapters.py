@@ -35,9 +35,9 @@ FREE = (
 # Few rows for so many coefficients: none may go far from where its search begins, joules of HBM least.
 PRIORS = {**dict.fromkeys((*FREE, "wait_cycles_per_turn", "masked"), 0.5), "hbm_byte_energy_j": 0.1}
 DOWN = AdapterCoefficients(
-    floor_s=1.0e-6,
+    floor_s=0.4e-6,
     block_launch_s=0.5e-9,
-    wait_cycles=500.0,
+    wait_cycles=200.0,
     wait_cycles_per_turn=700.0,
     wait_cycles_per_step=150.0,
     busy_cycles=300.0,
@@ -53,6 +53,7 @@ DOWN = AdapterCoefficients(
 )
 UP = replace(
     DOWN,
+    floor_s=1.0e-6,
     wait_cycles=1500.0,
     wait_cycles_per_turn=0.0,  # a turn is a step
     wait_cycles_per_step=1000.0,
