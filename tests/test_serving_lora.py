@@ -34,7 +34,7 @@ def test_a_lone_request_s_tokens_all_come_with_its_adapter() -> None:
     ]
     plain_s = float(serve(**one, input_tokens=128).requests["tpot_s"].iloc[0])
     assert paces == sorted(paces) and paces[-1] < 1.001 * paces[0]
-    assert paces[0] / plain_s == pytest.approx(1.281, abs=0.002)  # by the law of vLLM's own kernels
+    assert paces[0] / plain_s == pytest.approx(1.248, abs=0.002)  # by the law of vLLM's own kernels
 
 
 def test_a_server_whose_requests_ask_for_none_is_the_plain_one() -> None:

@@ -35,9 +35,9 @@ FREE = (
 # Few rows for so many coefficients: none may go far from where its search begins, joules of HBM least.
 PRIORS = {**dict.fromkeys((*FREE, "wait_cycles_per_turn", "masked"), 0.5), "hbm_byte_energy_j": 0.1}
 DOWN = AdapterCoefficients(
-    floor_s=0.4e-6,
+    floor_s=1.0e-6,
     block_launch_s=0.5e-9,
-    wait_cycles=200.0,
+    wait_cycles=500.0,
     wait_cycles_per_turn=700.0,
     wait_cycles_per_step=150.0,
     busy_cycles=300.0,
@@ -53,7 +53,6 @@ DOWN = AdapterCoefficients(
 )
 UP = replace(
     DOWN,
-    floor_s=1.0e-6,
     wait_cycles=1500.0,
     wait_cycles_per_turn=0.0,  # a turn is a step
     wait_cycles_per_step=1000.0,
@@ -88,10 +87,7 @@ def adapter_sizes_of(row: Row) -> AdapterSizes:
 
 
 def without_clearing(row: Row, base: Profile, setting: FitSetting) -> Row:
-    """A row of the kernel alone: on the way down the sums are cleared first, a kernel of its own here.
-
-    Two kernels in turn pause before each other as in a step, unlike one kernel over and over.
-    """
+    """A row of the kernel alone: on the way down the sums are cleared first, a kernel of its own here."""
     if row["up"]:
         return row
     rows, moved = row["slices"] * row["tokens"], 4 * row["slices"] * row["tokens"] * row["rank"]
@@ -101,12 +97,10 @@ def without_clearing(row: Row, base: Profile, setting: FitSetting) -> Row:
         ),
         row,
     )
-    pauses_s = 2.0 * base.launch.graph_gap_s
-    idle_w = setting.curve_at(row).idle_w(setting.gpu.max_clock_hz)
     return {
         **row,
-        "latency_s": row["latency_s"] - cleared.latency_s - pauses_s,
-        "energy_j": row["energy_j"] - cleared.latency_s * cleared.power_w - pauses_s * idle_w,
+        "latency_s": row["latency_s"] - cleared.latency_s,
+        "energy_j": row["energy_j"] - cleared.latency_s * cleared.power_w,
     }
 
 

@@ -58,6 +58,7 @@ class _Tables:
             flops=kernel.flops,
             bytes_moved=kernel.bytes_moved,
             priority=kernel.priority,
+            chained=kernel.chained,
         )
         index = self.class_of.get((bare, place))
         if index is None:

@@ -132,7 +132,8 @@ def standing_served(
     )
     unlike = tuple(f"no step with {what} was measured" for there, what in others if there)
     laws = standing_of_laws(target, unmeasured=unlike)
-    asked = server_kind(group, target.gpu.id, load)
+    bare = group.model_copy(update={"lora_adapters": 0}) if group.lora_adapters else group  # ``asks`` says the rest
+    asked = server_kind(bare, target.gpu.id, load)
     known = next((one for one in checked_servers() if one.kind.key == asked.key), None)
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"

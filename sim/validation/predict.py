@@ -200,8 +200,7 @@ def _engine_kernel(inputs: Inputs) -> Prediction:
     work = engine_kernel(inputs)
     if work is None:
         raise NotPredicted("a chain of an engine's kernels: its parts are rows of their own")
-    first = before(inputs)
-    return _works(inputs, *first, work, gap=bool(first) and inputs["kind"] == "vllm_adapter")
+    return _works(inputs, *before(inputs), work)
 
 
 def served_spec(inputs: Inputs) -> ServeSpec:

@@ -10,7 +10,7 @@ rows are sorted by adapter and expert, once a layer, and each pair of these is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.kernel_names import Elementwise
@@ -117,14 +117,14 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
     down, up = (
         Kernel(
             name=f"{name}_{node.name}", work=way, flops=way.flops,
-            bytes_moved=way.dtype.bytes * way.weights + rows * way.row_bytes,
+            bytes_moved=way.dtype.bytes * way.weights + rows * way.row_bytes, chained=not way.up,
         )
         for name, way in zip(("lora_shrink", "lora_expand"), ways, strict=True)
     )  # fmt: skip
     between = slices * tokens  # rows of sums, of all tokens
     moved = DType.FP32.bytes * between * adapters.rank
     cleared = elementwise_kernel(f"lora_clear_{node.name}", Elementwise.COPY, between, adapters.rank, moved)
-    return [*sorts, cleared, down, up]
+    return [*sorts, replace(cleared, chained=True), down, up]
 
 
 def _expert_rows(shape: Shape, tokens: int, adapters: int) -> tuple[int, int]:
