@@ -141,7 +141,7 @@ def test_clearing_and_shrinking_take_what_their_chain_took() -> None:
 
 def measured_steps() -> dict[tuple[Any, ...], tuple[float, float]]:
     """Errors (%) of time and energy of a server's steps, by phase, sequences, adapters and rank."""
-    rows = [row for row in validate([STEPS]) if row.predicted is not None]
+    rows = [row for row in validate([STEPS]) if row.record.kind == "model_step"]
     assert len(rows) == 25 and not any(row.fitted for row in rows)
     found = {}
     for row in rows:
@@ -161,6 +161,15 @@ def test_steps_of_a_real_server_with_adapters() -> None:
     assert all(abs(errors[0]) < 8 and abs(errors[1]) < 8 for errors in off.values())
     few = [errors[0] for key, errors in off.items() if key[0] == "decode" and key[1] < 64]
     assert np.mean(few) > 3  # launched quicker than the profile's machine does it
+
+
+def test_requests_of_a_real_server_with_adapters() -> None:
+    (row,) = [row for row in validate([STEPS]) if row.record.kind == "engine_serve"]
+    assert row.predicted is not None and row.predicted.served is not None
+    seen, said = row.measured["served"], row.predicted.served
+    assert said["itl_p50_s"] / seen["itl_p50_s"] == pytest.approx(0.922, abs=0.01)
+    assert said["ttft_p50_s"] / seen["ttft_p50_s"] == pytest.approx(0.80, abs=0.02)
+    assert row.error("energy_j") == pytest.approx(-0.028, abs=0.01)
 
 
 def test_slots_that_nobody_asks_for_cost_a_step_time() -> None:
