@@ -20,7 +20,7 @@ class Kernel:
     order within a stream is implied. A negative index is a kernel of the segment's previous repetition, counted
     from its end: a segment with such kernels rolls on, its streams join before the first repetition and after the
     last only. ``flops`` and ``bytes`` are the
-    einsum's own figures, for conservation. Of a ``chained`` kernel and its neighbour the rows were measured in turn in a
+    einsum's own figures, for conservation. Of a ``chained`` kernel and its neighbour rows were measured in turn in a
     graph: its time holds the pause before it.
     """
 
