@@ -23,7 +23,9 @@ from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
 from sim.serving.stages import stage_prices
+from sim.validation.engine_kernels import engine_kernel
 from sim.validation.validate import validate
+from workloads.work import AdapterGemmWork
 
 ROWS = Path("records/h200-sxm-141gb/vllm/adapters.jsonl")
 STEPS = ROWS.with_name("adapter_steps.jsonl")
@@ -71,6 +73,16 @@ def test_grids_are_vllm_s() -> None:
     assert (up.launched, up.blocks, up.masked) == (8 * 64 * 3 * 9, 8 * 96, True)
     one = adapter_grid(sizes(slices=1, width=4096, rank=64, tokens=65))
     assert (one.launched, one.blocks, one.turns, one.masked) == (2 * 32 * 9, 8 * 32, 2, False)
+
+
+def test_rows_may_say_how_many_slots_there_are() -> None:
+    """No row has more than adapters yet: they would tell what slots cost that nobody asks for."""
+    one, beside = sizes(adapters=1), sizes(adapters=1, slots=8)
+    assert (one.slots, beside.slots, beside.distinct) == (1, 8, 1)
+    assert adapter_grid(beside).launched == 9 * adapter_grid(one).launched // 2
+    row = {"kind": "vllm_adapter", "gpu": H200, "tokens": 64, "adapters": 1, "slices": 3, "rank": 16, "width": 6144}
+    kernel = engine_kernel(row | {"up": True, "slots": 8})
+    assert isinstance(kernel, AdapterGemmWork) and (kernel.slots, kernel.distinct) == (8, 1)
 
 
 def test_tokens_that_ask_for_none_are_in_the_grid_too() -> None:
