@@ -111,7 +111,7 @@ def test_laws_meet_the_kernel_rows_that_they_were_fitted_on(kind: str, bar: floa
         assert sum(errors) / len(errors) < bar
 
 
-HUNYUAN = "hunyuan-video's other kernels come out a few per cent slow in a decode (docs/video.md)"
+HUNYUAN = "seams that the host blends while the GPU is behind are billed whole (docs/video.md)"
 
 
 def decodes(*, of: str, at_once: bool) -> list[Row]:
@@ -136,10 +136,29 @@ def test_decodes_of_the_real_modules_that_no_fit_has_seen(of: str, count: int, m
 
 
 def test_images_decoded_together_as_the_real_modules_do() -> None:
-    """Nine times two to eight of FLUX.1's within 2.5 %; two videos of Wan2.1 and HunyuanVideo within 2 and 5 %."""
+    """Nine times two to eight of FLUX.1's within 2.5 %; two videos of Wan2.1 and HunyuanVideo within 2 and 2.5 %."""
     errors = {of: [row.error("latency_s") or 1.0 for row in decodes(of=of, at_once=True)] for of in ("f", "w", "h")}
     assert [len(some) for some in errors.values()] == [9, 1, 1]
-    assert [max(map(abs, some)) for some in errors.values()] == pytest.approx([0.022, 0.018, 0.045], abs=0.003)
+    assert [max(map(abs, some)) for some in errors.values()] == pytest.approx([0.022, 0.018, 0.0245], abs=0.003)
+
+
+def test_videos_upsampled_at_once_take_little_more_than_one() -> None:
+    """One size of two videos gave the share, the other judges it (by the law before it took 90 % longer)."""
+    found = {
+        (row.record.inputs["batch"], row.record.inputs["channels"]): row
+        for row in validate((RECORDS / "decoder_again.jsonl",))
+        if row.record.inputs.get("how") == "upsample"
+    }
+    assert len(found) == 4 and not any(row.fitted for row in found.values())
+    assert abs(found[2, 256].error("latency_s") or 1.0) < 0.004
+    assert all(abs(row.error("energy_j") or 1.0) < 0.045 for row in found.values())
+
+
+def test_kernels_of_another_machine_alone() -> None:
+    """Norms, pads and convolutions of HunyuanVideo's decoder, which no fit has seen: within 4.5 % in time."""
+    found = [row for row in validate((RECORDS / "decoder_again.jsonl",)) if row.record.kind != "diffusers_decode"]
+    off = [abs(row.error("latency_s") or 0.0) for row in found if row.predicted is not None]
+    assert len(off) == 32 and max(off) < 0.045 and sum(off) / len(off) < 0.01
 
 
 def test_joules_of_decodes() -> None:

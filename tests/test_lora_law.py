@@ -23,9 +23,12 @@ from sim.serving.cost import Batch
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
 from sim.serving.stages import stage_prices
+from sim.validation.engine_kernels import engine_kernel
 from sim.validation.validate import validate
+from workloads.work import AdapterGemmWork
 
 ROWS = Path("records/h200-sxm-141gb/vllm/adapters.jsonl")
+STEPS = ROWS.with_name("adapter_steps.jsonl")
 H200 = "h200-sxm-141gb"
 # Rows, and mean absolute errors (%) of time and of energy: on rows that were left out.
 LEFT_OUT = {
@@ -70,6 +73,16 @@ def test_grids_are_vllm_s() -> None:
     assert (up.launched, up.blocks, up.masked) == (8 * 64 * 3 * 9, 8 * 96, True)
     one = adapter_grid(sizes(slices=1, width=4096, rank=64, tokens=65))
     assert (one.launched, one.blocks, one.turns, one.masked) == (2 * 32 * 9, 8 * 32, 2, False)
+
+
+def test_rows_may_say_how_many_slots_there_are() -> None:
+    """No row has more than adapters yet: they would tell what slots cost that nobody asks for."""
+    one, beside = sizes(adapters=1), sizes(adapters=1, slots=8)
+    assert (one.slots, beside.slots, beside.distinct) == (1, 8, 1)
+    assert adapter_grid(beside).launched == 9 * adapter_grid(one).launched // 2
+    row = {"kind": "vllm_adapter", "gpu": H200, "tokens": 64, "adapters": 1, "slices": 3, "rank": 16, "width": 6144}
+    kernel = engine_kernel(row | {"up": True, "slots": 8})
+    assert isinstance(kernel, AdapterGemmWork) and (kernel.slots, kernel.distinct) == (8, 1)
 
 
 def test_tokens_that_ask_for_none_are_in_the_grid_too() -> None:
@@ -124,10 +137,67 @@ def test_a_server_s_empty_slots_cost_time() -> None:
     assert step(4) < step(16) < step(64)
 
 
+def test_clearing_and_shrinking_take_what_their_chain_took() -> None:
+    """In a graph both have the pauses of their rows' loop; the host's, where it launches them, are longer."""
+    step = {"model": "llama3-8b", "gpu": H200, "phase": "decode", "batch": 32, "seq_len": 500, "stack": "vllm"}
+    pauses = {}
+    for launch in ("graph", "eager"):
+        found = simulate(**step, lora_adapters=8, launch=launch).outcome.classes()
+        pauses[launch] = {one.name: one.gap_s for one in found}
+    profile = profile_for(load_gpu(H200)).launch
+    for way in ("lora_clear_down_gemm", "lora_shrink_down_gemm"):
+        assert pauses["graph"][way] == 0.0
+        assert pauses["eager"][way] == pytest.approx(profile.eager_gap_s - profile.graph_gap_s)
+    assert pauses["graph"]["lora_expand_down_gemm"] == profile.graph_gap_s
+
+
+def measured_steps() -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Errors (%) of time and energy of a server's steps, by phase, sequences, adapters and rank."""
+    rows = [row for row in validate([STEPS]) if row.record.kind == "model_step"]
+    assert len(rows) == 25 and not any(row.fitted for row in rows)
+    found = {}
+    for row in rows:
+        asked = row.record.inputs
+        key = (asked["phase"], asked["batch"], asked.get("lora_adapters", 0), asked.get("max_lora_rank"))
+        found[key] = (100 * (row.error("latency_s") or 0.0), 100 * (row.error("energy_j") or 0.0))
+    return found
+
+
+def test_steps_of_a_real_server_with_adapters() -> None:
+    """No fit has seen them. What is left is the machine's (docs/serving.md#adapters)."""
+    off = measured_steps()
+    adapted = {key: errors for key, errors in off.items() if key[2]}
+    assert len(adapted) == 16
+    time, energy = np.abs(list(adapted.values())).mean(axis=0)
+    assert time < 4.2 and energy < 3.3
+    assert all(abs(errors[0]) < 8 and abs(errors[1]) < 8 for errors in off.values())
+    few = [errors[0] for key, errors in off.items() if key[0] == "decode" and key[1] < 64]
+    assert np.mean(few) > 3  # launched quicker than the profile's machine does it
+
+
+def test_requests_of_a_real_server_with_adapters() -> None:
+    (row,) = [row for row in validate([STEPS]) if row.record.kind == "engine_serve"]
+    assert row.predicted is not None and row.predicted.served is not None
+    seen, said = row.measured["served"], row.predicted.served
+    assert said["itl_p50_s"] / seen["itl_p50_s"] == pytest.approx(0.922, abs=0.01)
+    assert said["ttft_p50_s"] / seen["ttft_p50_s"] == pytest.approx(0.80, abs=0.02)
+    assert row.error("energy_j") == pytest.approx(-0.028, abs=0.01)
+
+
+def test_slots_that_nobody_asks_for_cost_a_step_time() -> None:
+    step = {"model": "llama3-8b", "gpu": H200, "phase": "decode", "batch": 64, "seq_len": 1000, "stack": "vllm"}
+    runs = [simulate(**step, lora_adapters=1, max_loras=slots) for slots in (None, 1, 8, 32)]
+    times = [run.latency_s for run in runs]
+    assert times[0] == times[1] < times[2] < times[3]
+    assert runs[2].standing.status == "extrapolated" and runs[2].standing.unchecked == ()
+
+
 def test_a_run_of_measured_kernels_says_what_was_not_checked() -> None:
     step = {"model": "llama3-8b", "gpu": H200, "phase": "decode", "batch": 32, "seq_len": 500, "stack": "vllm"}
     run = simulate(**step, lora_adapters=8)
     outside = {one.name for one in run.outcome.classes() if one.terms.extrapolated}
     # One slice was measured down from 14,336 and up to 4,096 alone.
     assert {name for name in outside if "lora" in name} == {"lora_shrink_o_gemm"}
-    assert run.standing.status == "unchecked"
+    assert run.standing.status == "extrapolated" and run.standing.unchecked == ()
+    named = simulate(**step, lora_adapters=8, lora_targets="o_proj")
+    assert "lora_targets = o_proj was never measured" in named.standing.unchecked

@@ -195,7 +195,7 @@ def test_a_single_step_has_its_adapters_and_their_slots() -> None:
     assert [run.latency_s for run in runs] == sorted(run.latency_s for run in runs)
     one = prices(max_loras=32).whole(Batch(decoding=32, cached=32 * 500, adapted=32, adapters=32))
     assert runs[2].latency_s == pytest.approx(one.time_s, rel=0.01)
-    assert any("lora_adapters" in reason for reason in runs[1].standing.reasons)
+    assert any("with layout = adapters was measured" in reason for reason in runs[1].standing.reasons)
     with pytest.raises(MemoryShortError):
         simulate(**(step | {"batch": 128}), lora_adapters=128, max_lora_rank=256)
     drafted = simulate(**step, lora_adapters=4, speculation="eagle", acceptance=0.5)
@@ -207,6 +207,8 @@ def test_a_single_step_has_its_adapters_and_their_slots() -> None:
     [
         ({"lora_adapters": 4}, "lora_adapters = 4: a sequence asks for one, batch = 2: give at most 2"),
         ({"max_lora_rank": 32}, "max_lora_rank = 32: is of adapters"),
+        ({"max_loras": 8}, "max_loras = 8: is of adapters: give lora_adapters"),
+        ({"lora_adapters": 2, "max_loras": 1}, "max_loras = 1: a step asks for lora_adapters = 2: give no fewer"),
         ({"lora_adapters": 1, "phase": "train"}, "is for phases that serve, not 'train'"),
         ({"lora_adapters": 1, "tp": 2, "sequence_parallel": True, "phase": "prefill"}, "leave cp and seq"),
         ({"lora_adapters": 1, "tp": 2, "overlap_chunks": 2, "phase": "prefill"}, "known beside whole products"),

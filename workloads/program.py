@@ -21,6 +21,7 @@ class Kernel:
     from its end: a segment with such kernels rolls on, its streams join before the first repetition and after the
     last only. ``flops`` and ``bytes_moved`` are the
     einsum's own figures, for conservation; FLOPs of attention without those behind its mask, which no kernel computes.
+    Of a ``chained`` kernel and its neighbour rows were measured in turn in a graph: its time holds the pause before it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Kernel:
     stream: int = 0
     priority: int = 0
     after: tuple[int, ...] = ()
+    chained: bool = False
 
 
 def in_turn(*parts: Iterable[Kernel]) -> list[Kernel]:

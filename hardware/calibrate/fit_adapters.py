@@ -82,7 +82,7 @@ def adapter_sizes_of(row: Row) -> AdapterSizes:
         up=up,
         row_bytes=4.0 * slices * rank + 2.0 * width * (2 if up else 1),
         widest=max(widths_of(slices, width)) if up else None,
-        slots=row["adapters"],
+        slots=row.get("slots") or row["adapters"],
     )
 
 

@@ -30,6 +30,9 @@ _NORM_HELD = 0.75
 # Bytes of a line that L2 fetches at once, and how many times as much is read again where none stays: copies of images
 # of 1024 x 1024 take 3.5 times as long a byte as of 256 x 256 (decoder.jsonl).
 _LINE_BYTES, _READ_AGAIN = 64, 2.5
+# Of a video's upsampling, what one more takes beside it: 512 channels of 7 x 64 x 64 (708.5, 745.5 us;
+# records/h200-sxm-141gb/diffusers/decoder_again.jsonl).
+_ONE_VIDEO_MORE = 0.0522
 # Queries of one block of the kernel for wide heads (fmha_cutlassF 32x128 in the traces).
 _QUERIES = 32
 
@@ -155,6 +158,18 @@ def reordered_bytes(bytes_moved: float, *, pixels: int, l2_bytes: float) -> floa
     [1000000, 2274874, 3500000]
     """
     return bytes_moved * (1.0 + _READ_AGAIN * hbm_share(_LINE_BYTES * pixels, l2_bytes))
+
+
+def upsampled_share(videos: int) -> float:
+    """Of the time that ``videos`` upsampled in turn take, what they take at once.
+
+    PyTorch's kernel has a thread for a pixel of a channel, which finds its place once for all videos: that takes the
+    time, and not memory, of which it uses a twentieth.
+
+    >>> round(2 * upsampled_share(2), 4), upsampled_share(1)
+    (1.0522, 1.0)
+    """
+    return (1.0 + _ONE_VIDEO_MORE * (videos - 1)) / videos
 
 
 @lru_cache(maxsize=1024)

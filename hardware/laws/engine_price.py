@@ -27,6 +27,7 @@ from hardware.laws.decoder import (
     group_norm_base_terms,
     group_norm_features,
     reordered_bytes,
+    upsampled_share,
     wide_attention_base_terms,
     wide_attention_features,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 SMALL_KERNEL_S = 4.2e-6
 # The kernel that has blocks of its own for each image, and a law of its own; that which reads lines again for each
 # channel.
-GROUP_NORM, REORDERING = "image_group_norm", "image_swap_copy"
+GROUP_NORM, REORDERING, UPSAMPLING = "image_group_norm", "image_swap_copy", "image_upsample_video"
 # Kernels of the libraries that stand in for the engine's on GPUs without rows of these.
 _LIKE = {
     "compiled_add_rmsnorm": "add_rmsnorm", "compiled_add_rmsnorm_fp8": "add_rmsnorm", "compiled_silu_mul": "silu_mul",
@@ -109,6 +110,8 @@ def moved_base_terms(c: ElementwiseCoefficients, gpu: GpuSpec, sizes: MovedSizes
     moved = sizes.bytes_moved
     if sizes.op == REORDERING:
         moved = reordered_bytes(moved, pixels=sizes.rows // sizes.images, l2_bytes=gpu.l2_bytes)
+    if sizes.op == UPSAMPLING:
+        moved *= upsampled_share(sizes.images)
     return elementwise_base_terms(c, gpu, rows=max(sizes.rows, 1), bytes_moved=moved, launched_blocks=blocks_for(moved))
 
 

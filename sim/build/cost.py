@@ -113,6 +113,7 @@ class Pricer:
         goes_on = isinstance(work, GemmWork) and work.part is not None and work.part[0] > 0  # of the same launch
         terms = self._part(work, self._of_group(work, self.terms(work)))
         facts = self.profile.scheduling
+        gap_s = max(0.0, self.gap_s - self.profile.launch.graph_gap_s) if kernel.chained else self.gap_s
         if side and isinstance(work, CollectiveWork) and work.exchange is not None:
             terms = in_background(terms, work.exchange.kernels.value)
         if side and in_graph:
@@ -125,7 +126,7 @@ class Pricer:
             name=kernel.name,
             family=family(work),
             terms=self._contested(work, terms),
-            gap_s=0.0 if side or goes_on else self.gap_s,
+            gap_s=0.0 if side or goes_on else gap_s,
             joining_gap_s=facts.joining_gap_s if in_graph and not side and not goes_on else 0.0,
             lead_s=facts.collective_lead_graph_s if side else 0.0,
             clearing_s=min(facts.clearing_s, terms.scale * terms.floor_s) if fetches else 0.0,

@@ -52,7 +52,7 @@ class _Tables:
     def kernel(self, kernel: Kernel, place: Place) -> int:
         """The class of ``kernel`` in a segment of one stream, or in its place among several."""
         # The stream and the dependencies of a kernel do not change its cost.
-        key = (kernel.name, kernel.work, kernel.flops, kernel.bytes_moved, kernel.priority, place)
+        key = (kernel.name, kernel.work, kernel.flops, kernel.bytes_moved, kernel.priority, kernel.chained, place)
         index = self.class_of.get(key)
         if index is None:
             priced = self.classify(kernel)

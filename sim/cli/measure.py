@@ -29,9 +29,6 @@ from sim.cli.paths import FOLDER, INPUT, OUTPUT, PathCommand
     show_default=True,
     help="vllm: a real server with random weights; FILE may also be requests (.csv, .jsonl), as of serve --trace",
 )
-@click.option(
-    "--max-loras", type=click.IntRange(1, 4096), help="of requests: adapters that a step may ask for [default: 1]"
-)
 @click.option("--no-predict", is_flag=True, help="measure only")
 def command(file: Path | None, out: Path, traces: Path | None, engine: str, no_predict: bool, **fields: Any) -> None:
     """Run one scenario on this machine's GPUs with random weights, and compare with the prediction.

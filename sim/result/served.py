@@ -123,17 +123,18 @@ def standing_served(
     """
     precision = precision_of(group)
     decode, missing = measured_kind(kind_of(group, target.gpu.id))
-    spread_steps = decode is not None and not missing
+    steps_measured = decode is not None and not missing
     others = (
         (not precision.uniform, precision.words()),
-        (group.lora_adapters > 0, "adapters"),
+        (group.lora_adapters > 0 and not steps_measured, "adapters"),
         (images, "images"),
         (group.cp > 1, f"a cache of {group.cp} ranks ({group.cp_mode})"),
-        (group.dcp > 1 and not spread_steps, f"a cache of {group.dcp} ranks (dcp)"),
+        (group.dcp > 1 and not steps_measured, f"a cache of {group.dcp} ranks (dcp)"),
     )
     unlike = tuple(f"no step with {what} was measured" for there, what in others if there)
     laws = standing_of_laws(target, unmeasured=unlike)
-    asked = server_kind(group, target.gpu.id, load)
+    bare = group.model_copy(update={"lora_adapters": 0}) if group.lora_adapters else group  # ``asks`` says the rest
+    asked = server_kind(bare, target.gpu.id, load)
     known = next((one for one in checked_servers() if one.kind.key == asked.key), None)
     if beyond_positions:
         longer = f"{beyond_positions:,} requests are longer than the positions of the model"

@@ -38,7 +38,7 @@ HELD = frozenset(
         "weight_dtype", "kv_dtype", "stack", "tp", "ep", "ep_mode", "sequence_parallel",
         "cp", "cp_mode", "dcp", "ulysses", "pp", "micro_batches", "dp",
         "expert_skew", "routing", "routing_seed", "tokens_per_ep_rank", "overlap_chunks", "overlap_ops", "comm_ctas",
-        "launch",
+        "launch", "lora_adapters", "max_loras", "max_lora_rank",
         "power_cap_w", "uncapped", "sm_clock_mhz", "chip_temperature_c", "chip_power_factor", "detail",
         "ignore_memory", "steps",
     }

@@ -179,11 +179,11 @@ class _Prices:
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
-        self.known: dict[tuple[str, int, float, object], KernelClass] = {}
+        self.known: dict[tuple[str, int, float, bool, object], KernelClass] = {}
 
     def price(self, kernel: Kernel) -> KernelClass:
         work = drawn(kernel.work)
-        key = (kernel.name, kernel.priority, kernel.flops, work)  # all that a price follows from
+        key = (kernel.name, kernel.priority, kernel.flops, kernel.chained, work)  # all that a price follows from
         known = self.known.get(key)
         if known is None:
             if len(self.known) > MAX_PRICES:

@@ -39,6 +39,7 @@ class Adapted(Protocol):
     """What has the fields."""
 
     lora_adapters: int
+    max_loras: int | None
     max_lora_rank: int
     lora_targets: tuple[Module, ...] | None
 
@@ -47,10 +48,14 @@ def check_adapters(fields: Adapted, defaults: Mapping[str, Any], *, batch: int) 
     """Raise where something is said of adapters that are not there, or more of them are asked for than by one of
     ``batch`` sequences each."""
     if not fields.lora_adapters:
-        check_unused(fields, defaults, LORA_FIELDS[1:])
+        check_unused(fields, defaults, (*LORA_FIELDS[1:], "max_loras"))
     elif fields.lora_adapters > batch:
         raise ValueError(
             f"lora_adapters = {fields.lora_adapters}: a sequence asks for one, batch = {batch}: give at most {batch}"
+        )
+    elif fields.max_loras is not None and fields.max_loras < fields.lora_adapters:
+        raise ValueError(
+            f"max_loras = {fields.max_loras}: a step asks for lora_adapters = {fields.lora_adapters}: give no fewer"
         )
 
 
@@ -74,6 +79,6 @@ def adapters_in(
         modules=fields.lora_targets or (),
         distinct=fields.lora_adapters if distinct is None else distinct,
         rows=rows,
-        slots=fields.lora_adapters,
+        slots=fields.max_loras or fields.lora_adapters,
         tokens=tokens,
     )

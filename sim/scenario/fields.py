@@ -66,6 +66,7 @@ class ScenarioFields(TypedDict, total=False):
     draft_tokens: int
     acceptance: Sequence[float] | None
     lora_adapters: int
+    max_loras: int | None
     max_lora_rank: int
     lora_targets: tuple[str, ...] | str | None
     optimizer: Literal["adamw", "none"]

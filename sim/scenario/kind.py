@@ -46,6 +46,9 @@ def kind_of(scenario: Scenario, gpu: str) -> Kind:
         "overlap_chunks": [one.chunks for one in cuts if one.chunks > 1],
         "comm_ctas": [one.comm_ctas for one in cuts if one.comm_ctas is not None],
     }
+    if scenario.lora_adapters:
+        sizes["lora_adapters"], sizes["max_lora_rank"] = scenario.lora_adapters, scenario.max_lora_rank
+        sizes["max_loras"] = scenario.max_loras or scenario.lora_adapters
     if scenario.chip_temperature_c is not None:
         sizes["chip_temperature_c"] = scenario.chip_temperature_c
     return Kind(
@@ -92,6 +95,8 @@ def layout_words(scenario: Scenario) -> str:
         parts.append("sequence parallel")
     if scenario.speculation is not None:
         parts.append(f"{scenario.speculation} drafts")
+    if scenario.lora_adapters:
+        parts.append("adapters")
     if scenario.overlap_ops:
         stages = any(setting(text).stage is not None for _, text in scenario.overlap_ops)
         parts.append("overlap by operator" + (" in stages" if stages else ""))

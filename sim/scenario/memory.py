@@ -186,9 +186,8 @@ def slots(resolved: Resolved, layers: range) -> workloads.MemoryNeed:
     adapters, one_bytes = adapters_in(resolved.scenario), 0.0
     if adapters is not None:
         one_bytes = adapter_size(resolved.language_model, resolved.layout, layers, adapters).rank_bytes
-    return workloads.MemoryNeed(
-        weight_bytes=resolved.scenario.lora_adapters * one_bytes, kv_bytes=0.0, activation_bytes=0.0
-    )
+    room = resolved.scenario.max_loras or resolved.scenario.lora_adapters
+    return workloads.MemoryNeed(weight_bytes=room * one_bytes, kv_bytes=0.0, activation_bytes=0.0)
 
 
 def with_draft(need: workloads.MemoryNeed, resolved: Resolved, held: workloads.MemoryLoad) -> workloads.MemoryNeed:

@@ -178,6 +178,9 @@ class Scenario(FieldTable):
     lora_adapters: Annotated[int, Field(ge=0, le=4096)] = Field(
         0, description="low-rank adapters (LoRA) that the sequences of a step ask for, all alike often"
     )
+    max_loras: Annotated[int, Field(gt=0, le=4096)] | None = Field(
+        None, description="adapters that the server has room for, asked for or not [default: lora_adapters]"
+    )
     max_lora_rank: LoraRank = Field(16, description=LORA_RANK)
     lora_targets: LoraTargets | None = Field(None, description=LORA_TARGETS)
     optimizer: Literal["adamw", "none"] = Field("adamw", description="what steps the weights (phase train only)")
@@ -290,7 +293,8 @@ NOT_OF_VIDEO = (
     "ep_kernels", "dispatch_dtype", "dcp",
     "sequence_parallel", "pp", "micro_batches", "dp",
     "all_reduce", "expert_skew", "routing", "routing_seed", "expert_replicas", "tokens_per_ep_rank", "overlap",
-    "overlap_chunks", "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, *TRAINING_FIELDS,
+    "overlap_chunks", "overlap_ops", "comm_ctas", "sm_margin", *SPECULATION_FIELDS, *LORA_FIELDS, "max_loras",
+    *TRAINING_FIELDS,
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from sim.scenario.layout import layout_of
 from sim.scenario.machine import Machine
 from sim.scenario.spec import Scenario
 from sim.serving.tiers import host_ports
-from workloads.families.adapters import AdapterSize, adapter_size
+from workloads.families.adapters import COPY_ISSUE_S, AdapterSize, adapter_size
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ def adapter_slots(
             port=into if group.pp == 1 else replace(into, name=f"{into.name}, stage {stage}"),
             slots=group.lora_adapters,
             own_bytes=one.rank_bytes * gpus,
-            issue_s=one.copies * machine.profile.launch.host_issue_s,
+            issue_s=one.copies * COPY_ISSUE_S,
             stage=stage,
         )
         for stage, one in enumerate(sizes)

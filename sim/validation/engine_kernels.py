@@ -91,7 +91,7 @@ def before(inputs: Mapping[str, Any]) -> tuple[Work, ...]:
 
 
 def _adapters(inputs: Mapping[str, Any]) -> AdapterGemmWork:
-    """One half of a product's adapters, of a server with as many slots as the row has adapters."""
+    """One half of a product's adapters, of a server with ``slots`` (if the row says none: as many as adapters)."""
     return AdapterGemmWork(
         rows=inputs["tokens"],
         distinct=min(inputs["adapters"], inputs["tokens"]),
@@ -100,7 +100,7 @@ def _adapters(inputs: Mapping[str, Any]) -> AdapterGemmWork:
         width=inputs["width"],
         up=inputs["up"],
         widest=max(widths_of(inputs["slices"], inputs["width"])) if inputs["up"] else None,
-        slots=inputs["adapters"],
+        slots=inputs.get("slots") or inputs["adapters"],
     )
 
 

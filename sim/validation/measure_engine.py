@@ -40,7 +40,7 @@ LORA_SERVED = (*LORA_FIELDS, "max_loras", *LORA_TRAFFIC)
 _RUN = frozenset(
     {
         "model", "gpu", "profile", "node", "phase", "batch", "seq_len", "layers", "dtype", "stack", "tp", "ep",
-        "ep_mode", "dcp", *LORA_FIELDS, "output_len", "routing", "routing_seed", "chip_temperature_c",
+        "ep_mode", "dcp", *LORA_FIELDS, "max_loras", "output_len", "routing", "routing_seed", "chip_temperature_c",
         "chip_power_factor", "detail", "ignore_memory",
     }
 )  # fmt: skip
@@ -85,7 +85,7 @@ def engine_of(scenario: Scenario, folder: Path, traces: Path | None) -> tuple[Se
         gpus=scenario.world,
         context_ranks=scenario.dcp,
         expert_parallel=scenario.ep > 1,
-        adapters=_adapters(scenario, model, folder / "adapters", slots=None),
+        adapters=_adapters(scenario, model, folder / "adapters", slots=scenario.max_loras),
         dtype=scenario.dtype,
         max_model_len=scenario.seq_len + 2 * DECODE_TOKENS,
         max_num_batched_tokens=max(tokens, 1) if prefill else max(8192, scenario.batch),
@@ -109,7 +109,7 @@ def measure_scenario(scenario: Scenario, folder: Path, traces: Path | None) -> t
         "seq_len": ran.seq_len, "tp": scenario.tp, "ep": scenario.ep, "ep_mode": scenario.ep_mode, "lm_head": True,
         "dtype": scenario.dtype, "stack": scenario.stack, "regime": "steady", "launch": "graph",
         "routing": "uniform" if model.experts else None,
-    } | _beside(scenario, LORA_FIELDS)  # fmt: skip
+    } | _beside(scenario, (*LORA_FIELDS, "max_loras"))  # fmt: skip
     return [_host(scenario.gpu, scenario.world, facts), row | _joules(measured)], ran
 
 

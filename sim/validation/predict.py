@@ -292,6 +292,8 @@ SKIPPED = {
     "vllm_host": "an input of stack vllm: the host's pace",
     "vllm_stage": "an input of stack vllm: the host's pace in a pipeline",
     "vllm_wait": "an input of stack vllm: the GPU's wait for a host whose step shares out caches",
+    "vllm_slot": "an input of servers with adapters: the host's copies of one into its slot",
+    "vllm_adapter_file": "how long vLLM reads an adapter from its file, which no simulated server does",
     "uneven_attention": "of a kernel that no stack runs: held against its law in tests/test_serving_uneven.py",
 } | dict.fromkeys(
     ("clusters", "beside_parked", "starts", "gemm_after", "gemm_beside", "gemm_running"),

@@ -10,7 +10,7 @@ rows are sorted by adapter and expert, once a layer, and each pair of these is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.errors import WorkloadError
 from workloads.kernel_names import Elementwise
@@ -34,6 +34,9 @@ LATENT = {"q_a_proj": ("Q down",), "kv_a_proj_with_mqa": ("KV down", "rotary key
 EXPERTS = "experts"
 # Copies of a product's adapter into its slot: both halves are cleared, then written.
 COPIES = 4
+# Of the host, each (s): 11.25 ms for the 896 of rank 16 on Llama 3 8B (``vllm_slot``,
+# records/h200-sxm-141gb/vllm/adapter_steps.jsonl).
+COPY_ISSUE_S = 12.55e-6
 # A row's number and expert, read and written.
 SORTED_BYTES = 16
 
@@ -117,14 +120,14 @@ def _of_product(node: Gemm | Grouped, shape: Shape, adapters: Adapters | None) -
     down, up = (
         Kernel(
             name=f"{name}_{node.name}", work=way, flops=way.flops,
-            bytes_moved=way.dtype.bytes * way.weights + rows * way.row_bytes,
+            bytes_moved=way.dtype.bytes * way.weights + rows * way.row_bytes, chained=not way.up,
         )
         for name, way in zip(("lora_shrink", "lora_expand"), ways, strict=True)
     )  # fmt: skip
     between = slices * tokens  # rows of sums, of all tokens
     moved = DType.FP32.bytes * between * adapters.rank
     cleared = elementwise_kernel(f"lora_clear_{node.name}", Elementwise.COPY, between, adapters.rank, moved)
-    return [*sorts, cleared, down, up]
+    return [*sorts, replace(cleared, chained=True), down, up]
 
 
 def _expert_rows(shape: Shape, tokens: int, adapters: int) -> tuple[int, int]:

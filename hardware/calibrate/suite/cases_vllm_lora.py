@@ -14,7 +14,8 @@ _KEPT_BYTES, _MOST_COPIES = 256 << 20, 64
 
 
 def adapter_case(bench: Bench, row: Row) -> Case:
-    """One product of ``tokens`` rows that ask for ``adapters`` in turn, as many as the server holds.
+    """One product of ``tokens`` rows that ask for ``adapters`` in turn, of the ``slots`` that the server holds (if the
+    row says none: as many).
 
     ``up`` false: from an input of ``width`` to ``slices`` sums of ``rank``, cleared first (two kernels). ``up``: from
     them to outputs of ``width`` in all, added to what stands there; ``slices`` are equal, or with three a query's and
@@ -25,7 +26,8 @@ def adapter_case(bench: Bench, row: Row) -> Case:
 
     torch, rows, distinct = bench.torch, row["tokens"], row["adapters"]
     slices, rank, width = row["slices"], row["rank"], row["width"]
-    meta = LoRAKernelMeta.make(distinct, rows, bench.device)
+    slots = max(row.get("slots") or 0, distinct)
+    meta = LoRAKernelMeta.make(slots, rows, bench.device)
     meta.prepare_tensors(torch.arange(rows, device=bench.device, dtype=torch.int32) % distinct)
     facts = meta.meta_args(rows, False)
     sums = torch.randn(slices, rows, rank, device=bench.device, dtype=torch.float32)
@@ -34,13 +36,13 @@ def adapter_case(bench: Bench, row: Row) -> Case:
     copies = min(_MOST_COPIES, max(1, -(-_KEPT_BYTES // size)))
     if row["up"]:
         out = bench.randn(rows, width)
-        ups = [[bench.randn(distinct, 1, each, rank) for each in columns] for _ in range(copies)]
+        ups = [[bench.randn(slots, 1, each, rank) for each in columns] for _ in range(copies)]
         return Case(
             launch=lambda i: lora_expand(sums, ups[i % copies], out, *facts, offset_start=0, add_inputs=True),
             rotate=copies,
         )
     x = bench.randn(rows, width)
-    downs = [[bench.randn(distinct, 1, rank, width) for _ in range(slices)] for _ in range(copies)]
+    downs = [[bench.randn(slots, 1, rank, width) for _ in range(slices)] for _ in range(copies)]
     return Case(launch=lambda i: lora_shrink(x, downs[i % copies], sums, *facts, 1.0), rotate=copies, kernels_each=2)
 
 
