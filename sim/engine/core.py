@@ -18,7 +18,7 @@ from sim.engine.deadlock import deadlock_message
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.resources.sm_pool import Return
+from sim.engine.resources.sm_pool import Return, nothing
 from sim.engine.running import GpuState, Rules, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu
 from sim.engine.ties import common_paces, tied_together
@@ -62,7 +62,6 @@ class Core:
     def start(self, driver: Driver) -> None:
         """Attach the driver, which has set the resources of the GPUs, and set every GPU to idle power."""
         self.driver = driver
-        self._finished = driver.finished
         spans = self.recorder
         self._note = (
             spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
@@ -81,9 +80,8 @@ class Core:
     def stop(self) -> None:
         """After the run: let go of the driver."""
         self.driver = None
-        del self._finished
         for gpu in self.gpus:
-            del gpu.begin
+            gpu.begin = nothing
 
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
@@ -279,7 +277,8 @@ class Core:
 
     def _complete(self, flows: list[Flow], now_ps: int) -> None:
         note_op, note_start, note_end, note_energy = self._note
-        finished, dirty, gap_ps = self._finished, self.dirty, self._gap_ps
+        driver, dirty, gap_ps = self.driver, self.dirty, self._gap_ps
+        assert driver is not None
         self.inflight -= len(flows)
         for flow in flows:
             if flow.collective >= 0:
@@ -310,7 +309,7 @@ class Core:
                 note_end(now_ps)
                 note_energy(entry.energy_j)
                 self.left -= 1
-                finished(op)
+                driver.finished(op)
             flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
 

@@ -53,7 +53,7 @@ class Entry(Blocks):
         "key", "op", "part", "progress", "resource", "sms", "split", "start_ps", "tail_due", "wanted",
     )  # fmt: skip
     env: WholeTime
-    proc = None
+    proc: Any = None
 
     def __init__(
         self,
