@@ -69,7 +69,7 @@ class Core:
         self._note_step = spans.step_gpu.append, spans.step_time_ps.append, spans.step_state.append
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         for gpu in self.gpus:
-            gpu.begin = self.begin
+            gpu.env, gpu.begin = driver.env, self.begin
             memory, port = gpu.hbm.put_queue, gpu.port.put_queue
             gpu.crossed = ((), (memory,), (port,), (memory, port))
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
@@ -103,7 +103,7 @@ class Core:
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = entry.env._now
+        now_ps = gpu.env._now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps

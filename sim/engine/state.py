@@ -25,6 +25,8 @@ Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 class Driver(Protocol):
     """The interface of the driver that schedules events for the core."""
 
+    env: WholeTime
+
     def arm(self, gpus: list[Gpu], due_ps: int) -> None:
         """Call ``core.due(gpus, now)`` at ``due_ps``."""
 
@@ -52,7 +54,6 @@ class Entry(Blocks):
         "_ok", "_value", "callbacks", "class_id", "crossed", "energy_j", "env", "fill", "flow", "gpu", "grid", "held",
         "key", "op", "part", "progress", "resource", "sms", "split", "start_ps", "tail_due", "wanted",
     )  # fmt: skip
-    env: WholeTime
     proc: Any = None
 
     def __init__(
@@ -67,7 +68,7 @@ class Entry(Blocks):
         pool: Arbitrated,
     ) -> None:
         # What Blocks and Ask do, in one go. All fields are set here: Python keeps those that come later in a dict.
-        self.env = pool._env  # type: ignore[assignment]  # the engine's
+        self.env = pool._env
         self.callbacks = [gpu.begin]
         self.resource = pool
         self.grid = grid
@@ -96,7 +97,7 @@ class Entry(Blocks):
         """What SimPy does."""
         self._ok = True
         self._value = value
-        env = self.env
+        env = self.gpu.env
         heappush(env._queue, (env._now, NORMAL, next(env._eid), self))  # type: ignore[misc]  # an Event as any
         return self
 
@@ -113,9 +114,10 @@ class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
-        "begin", "clock_cap_hz", "copy_engine", "crossed", "due_ps", "energy_j", "hbm", "index", "integrated_ps",
-        "known", "limit_w", "model", "pools", "port", "running", "sms", "state",
+        "begin", "clock_cap_hz", "copy_engine", "crossed", "due_ps", "energy_j", "env", "hbm", "index",
+        "integrated_ps", "known", "limit_w", "model", "pools", "port", "running", "sms", "state",
     )  # fmt: skip
+    env: WholeTime
     pools: list[SmPool]  # one a partition
     limit_w: float
     clock_cap_hz: float

@@ -66,12 +66,12 @@ class Ask(Put["Arbitrated"]):
 class Give(Get["Arbitrated"]):
     """A release: applied at once, so that it is never queued and has succeeded when it is made."""
 
-    callbacks: Any = None  # what SimPy sets once an event is processed
-    _ok = True
-    _value: Any = None
+    callbacks: Any
 
     def __init__(self, resource: Arbitrated) -> None:
         self.env = resource._env
+        self.callbacks = self._value = None  # what SimPy sets once an event is processed
+        self._ok = True
         self.resource = resource
         resource._do_get(self)
 

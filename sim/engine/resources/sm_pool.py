@@ -48,7 +48,7 @@ class Blocks(Ask):
     ``part`` and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
     """
 
-    progress: Progress | None = None
+    progress: Progress | None
     split: Split | None = None
     at_once = False
     sms = 0.0
@@ -61,7 +61,7 @@ class Blocks(Ask):
         self.grid = grid
         self.key = key
         self.wanted = wanted
-        self.part = WHOLE
+        self.progress, self.part = None, WHOLE
         super().__init__(pool)
 
     def thin(self, rounds: int) -> float:  # noqa: ARG002 - kernels of the engine know
@@ -76,10 +76,12 @@ class Blocks(Ask):
 class Return(Give):
     """A release of the SMs of ``blocks``, all at the end of their kernel, or all but ``keep``."""
 
-    __slots__ = ("blocks", "env", "keep", "resource")
+    __slots__ = ("_ok", "_value", "blocks", "callbacks", "env", "keep", "resource")
 
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
-        self.env = pool._env
+        self.env = pool._env  # what Give does, in one go
+        self.callbacks = self._value = None
+        self._ok = True
         self.resource = pool
         self.blocks = blocks
         self.keep = keep
