@@ -1,4 +1,4 @@
-"""Hashes of what runs of the engine record, kernel by kernel: ``python -m tests.engine_hashes TRACES`` prints them as JSON."""
+"""Hashes of what runs of the engine record, by kernel: ``python -m tests.engine_hashes TRACES`` prints them as JSON."""
 
 from __future__ import annotations
 
