@@ -68,6 +68,7 @@ class Core:
         )  # fmt: skip
         self._note_step = spans.step_gpu.append, spans.step_time_ps.append, spans.step_state.append
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
+        self._lone = self.gpus[0] if len(self.gpus) == 1 and self.between is None else None
         for gpu in self.gpus:
             gpu.env, gpu.begin = driver.env, self.begin
             memory, port = gpu.hbm.put_queue, gpu.port.put_queue
@@ -140,147 +141,13 @@ class Core:
                     if flow.due_ps == now_ps:
                         flow.due_ps = -1
                         ended.append(flow)
-        if ended:
-            self._complete(ended, now_ps)
-
-    def touch(self, gpu_index: int) -> None:
-        """Something changed on a GPU: update at the end of this instant."""
-        self.dirty.add(gpu_index)
-
-    def update(self, now_ps: int) -> None:
-        """Resolve everything that changed in this instant: clocks, rates, power."""
-        if now_ps == self._updated_ps:
-            self._updates += 1
-            if self._updates > UPDATES_PER_INSTANT:
-                raise LivelockError(f"time stands still at {now_ps} ps after {self._updates} updates")
-        else:
-            self._updated_ps, self._updates = now_ps, 0
-        dirty = self.dirty
-        if self.between is not None:
-            dirty.update(self.between.tied())
-        group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
-        dirty.clear()
-        self._solve(group, now_ps)
-        for pool in self._pools if group is self._everyone else [p for i in group for p in self.gpus[i].pools]:
-            if pool.put_queue:
-                pool.arm_tails(now_ps)
-        if not self.inflight and not self.scheduled and self.left:
-            arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
-            raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
-
-    def finish(self, now_ps: int) -> Recorder:
-        """Integrate up to the last completion; returns the records."""
-        for gpu in self.gpus:
-            self._integrate(gpu, now_ps)
-        self.recorder.end_ps, self.recorder.energy_j = now_ps, [gpu.energy_j for gpu in self.gpus]
-        return self.recorder
-
-    def energy_until_now(self, gpu_index: int, now_ps: int) -> float:
-        """Joules of one GPU from the start of the run to now."""
-        gpu = self.gpus[gpu_index]
-        self._integrate(gpu, now_ps)
-        return gpu.energy_j
-
-    # -- parts --------------------------------------------------------------------------------------------
-
-    def _solve(self, group: list[int], now_ps: int) -> None:
-        gpus, between = self.gpus, self.between
-        solved: list[tuple[Gpu, GpuState]] = []
-        first: GpuState | None = None
-        alike = self._alike
-        for index in group:
-            gpu = gpus[index]
-            if gpu.integrated_ps != now_ps:
-                self._integrate(gpu, now_ps)
-            running = gpu.running
-            count = len(running)
-            if count == 1:
-                e = running[0]
-                key: Running = ((e.class_id, e.sms, e.flow.missing > 0, e.fill),)
-            else:
-                if count > 2 or (count and running[0].class_id >= running[1].class_id):
-                    running.sort(key=_canonical)
-                key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
-            state = gpu.known.get(key)
-            if state is None:
-                state = gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
-            first = first or state
-            alike = alike and state is first
-            solved.append((gpu, state))
-        if between is not None and between.meets:
-            met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
-            paces = common_paces(solved, met, between)
-        else:
-            paces = {} if len(solved) == 1 else _paces(solved, alike)
-        arms: dict[int, list[Gpu]] = {}
-        for gpu, state in solved:
-            due_ps = self._go_on(gpu, state, paces, now_ps)
-            if due_ps != gpu.due_ps:
-                gpu.due_ps = due_ps
-                if due_ps:
-                    arms.setdefault(due_ps, []).append(gpu)
-        if between is not None:
-            between.record(now_ps)
-        driver = self.driver
-        assert driver is not None
-        for due_ps, those in arms.items():
-            driver.arm(those, due_ps)
-
-    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float], now_ps: int) -> int:
-        """Set the rates of what runs on a GPU from now on; returns when the first of it ends (0: nothing does)."""
-        if gpu.state is not state:
-            gpu.state = state
-            note_gpu, note_time, note_state = self._note_step
-            note_gpu(gpu.index)
-            note_time(now_ps)
-            note_state(state.index)
-        first_ps = 0
-        for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
-            flow = entry.flow
-            if paces and flow in paces:
-                rate = paces[flow]
-            due_ps, before = flow.due_ps, flow.rate
-            if before != rate or due_ps < 0:
-                if flow.missing:
-                    continue
-                left = flow.left
-                if before:
-                    left -= before * (now_ps - flow.updated_ps)
-                    flow.left = left = left if left > 0.0 else 0.0
-                else:
-                    self.inflight += 1
-                flow.updated_ps = now_ps
-                flow.rate = rate
-                flow.due_ps = due_ps = now_ps + (math.ceil(left / rate - 1e-6) or 1)
-            if not first_ps or due_ps < first_ps:
-                first_ps = due_ps
-        return first_ps
-
-    def _all_alike(self) -> bool:
-        """Whether equal kernels run equally on all GPUs: one model and one power target."""
-        first, bounds = self.gpus[0].model, {(gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}
-        return len(bounds) == 1 and all(gpu.model is first for gpu in self.gpus)
-
-    def _integrate(self, gpu: Gpu, now_ps: int) -> None:
-        """Add the joules up to now: the running set is that of the last solve, in the order of its state."""
-        elapsed = now_ps - gpu.integrated_ps
-        if elapsed:
-            seconds = elapsed * 1e-12
-            state, running = gpu.state, gpu.running
-            assert state is not None
-            gpu.integrated_ps = now_ps
-            gpu.energy_j += state.power_w * seconds
-            for entry, power_w in zip(running, state.kernel_power_w):  # noqa: B905 - as above
-                entry.energy_j += power_w * seconds
-            if not running:
-                self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
-
-    def _complete(self, flows: list[Flow], now_ps: int) -> None:
+        if not ended:
+            return
         note_op, note_start, note_end, note_energy = self._note
         driver, dirty, gap_ps = self.driver, self.dirty, self._gap_ps
         assert driver is not None
-        self.inflight -= len(flows)
-        for flow in flows:
+        self.inflight -= len(ended)
+        for flow in ended:
             if flow.collective >= 0:
                 del self._flows[flow.collective]
                 if self.between is not None:
@@ -312,13 +179,141 @@ class Core:
                 driver.finished(op)
             flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
+    def touch(self, gpu_index: int) -> None:
+        """Something changed on a GPU: update at the end of this instant."""
+        self.dirty.add(gpu_index)
+
+    def update(self, now_ps: int) -> None:
+        """Resolve everything that changed in this instant: clocks, rates, power."""
+        if now_ps == self._updated_ps:
+            self._updates += 1
+            if self._updates > UPDATES_PER_INSTANT:
+                raise LivelockError(f"time stands still at {now_ps} ps after {self._updates} updates")
+        else:
+            self._updated_ps, self._updates = now_ps, 0
+        dirty, pools = self.dirty, self._pools
+        if self._lone is not None:
+            dirty.clear()
+            self._go_on(self._lone, self._state_of(self._lone, now_ps), None, now_ps)
+        else:
+            if self.between is not None:
+                dirty.update(self.between.tied())
+            group = self._everyone if len(dirty) == len(self.gpus) else sorted(tied_together(self.gpus, dirty))
+            dirty.clear()
+            self._solve(group, now_ps)
+            if group is not self._everyone:
+                pools = [pool for index in group for pool in self.gpus[index].pools]
+        for pool in pools:
+            if pool.put_queue:
+                pool.arm_tails(now_ps)
+        if not self.inflight and not self.scheduled and self.left:
+            arrived = {number: [e.gpu.index for e in f.entries] for number, f in self._flows.items() if f.missing}
+            raise DeadlockError(deadlock_message(self.graph, arrived, self.gpus, self.left))
+
+    def finish(self, now_ps: int) -> Recorder:
+        """Integrate up to the last completion; returns the records."""
+        for gpu in self.gpus:
+            self._integrate(gpu, now_ps)
+        self.recorder.end_ps, self.recorder.energy_j = now_ps, [gpu.energy_j for gpu in self.gpus]
+        return self.recorder
+
+    def energy_until_now(self, gpu_index: int, now_ps: int) -> float:
+        """Joules of one GPU from the start of the run to now."""
+        gpu = self.gpus[gpu_index]
+        self._integrate(gpu, now_ps)
+        return gpu.energy_j
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    def _solve(self, group: list[int], now_ps: int) -> None:
+        gpus, between = self.gpus, self.between
+        solved = [(gpus[index], self._state_of(gpus[index], now_ps)) for index in group]
+        if between is not None and between.meets:
+            met = {e.flow for gpu, _ in solved for e in gpu.running if e.flow.collective >= 0 and not e.flow.missing}
+            paces = common_paces(solved, met, between)
+        else:
+            paces = {} if len(solved) == 1 else _paces(solved, self._alike)
+        for gpu, state in solved:
+            self._go_on(gpu, state, paces, now_ps)
+        if between is not None:
+            between.record(now_ps)
+
+    def _state_of(self, gpu: Gpu, now_ps: int) -> GpuState:
+        """The state of what runs on a GPU from now on."""
+        if gpu.integrated_ps != now_ps:
+            self._integrate(gpu, now_ps)
+        running = gpu.running
+        count = len(running)
+        if count == 1:
+            e = running[0]
+            key: Running = ((e.class_id, e.sms, e.flow.missing > 0, e.fill),)
+        else:
+            if count > 2 or (count and running[0].class_id >= running[1].class_id):
+                running.sort(key=_canonical)
+            key = tuple([(e.class_id, e.sms, e.flow.missing > 0, e.fill) for e in running])
+        return gpu.known.get(key) or gpu.model.solve(key, gpu.limit_w, gpu.clock_cap_hz)
+
+    def _go_on(self, gpu: Gpu, state: GpuState, paces: dict[Flow, float] | None, now_ps: int) -> None:
+        """Set the rates of what runs on a GPU from now on, and have the first of it end in time."""
+        if gpu.state is not state:
+            gpu.state = state
+            note_gpu, note_time, note_state = self._note_step
+            note_gpu(gpu.index)
+            note_time(now_ps)
+            note_state(state.index)
+        first_ps = 0
+        for entry, rate in zip(gpu.running, state.rates):  # noqa: B905 - as many; the keyword costs time here
+            flow = entry.flow
+            if paces and flow in paces:
+                rate = paces[flow]
+            due_ps, before = flow.due_ps, flow.rate
+            if before != rate or due_ps < 0:
+                if flow.missing:
+                    continue
+                left = flow.left
+                if before:
+                    left -= before * (now_ps - flow.updated_ps)
+                    flow.left = left = left if left > 0.0 else 0.0
+                else:
+                    self.inflight += 1
+                flow.updated_ps = now_ps
+                flow.rate = rate
+                flow.due_ps = due_ps = now_ps + (math.ceil(left / rate - 1e-6) or 1)
+            if not first_ps or due_ps < first_ps:
+                first_ps = due_ps
+        if first_ps != gpu.due_ps:
+            gpu.due_ps = first_ps
+            if first_ps:
+                assert self.driver is not None
+                self.driver.arm(gpu, first_ps)
+
+    def _all_alike(self) -> bool:
+        """Whether equal kernels run equally on all GPUs: one model and one power target."""
+        first, bounds = self.gpus[0].model, {(gpu.limit_w, gpu.clock_cap_hz) for gpu in self.gpus}
+        return len(bounds) == 1 and all(gpu.model is first for gpu in self.gpus)
+
+    def _integrate(self, gpu: Gpu, now_ps: int) -> None:
+        """Add the joules up to now: the running set is that of the last solve, in the order of its state."""
+        elapsed = now_ps - gpu.integrated_ps
+        if elapsed:
+            seconds = elapsed * 1e-12
+            state, running = gpu.state, gpu.running
+            assert state is not None
+            gpu.integrated_ps = now_ps
+            gpu.energy_j += state.power_w * seconds
+            for entry, power_w in zip(running, state.kernel_power_w):  # noqa: B905 - as above
+                entry.energy_j += power_w * seconds
+            if not running:
+                self.recorder.idle_energy_j[gpu.index] += state.power_w * seconds
+
 
 def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]:
-    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run the same classes at equal
+    """Rates of collectives where they differ from each member's own; ``alike``: all GPUs run equal kernels at equal
     rates.
 
     Then a single collective has one rate; two may couple different groups of GPUs.
     """
+    alike = alike and all(state is solved[0][1] for _, state in solved)
     if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
         return {}
     met: dict[Flow, float] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -22,22 +22,6 @@ from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
 from sim.engine.state import Gpu
 from sim.engine.time import WholeTime
-
-
-class Due(Moment):
-    """The first end of a kernel on some GPUs; one that was rescheduled stays in SimPy's queue and is ignored later."""
-
-    def __init__(self, env: WholeTime, gpus: list[Gpu], delay: int, callback: Callable[[Any], None]) -> None:
-        self.gpus = gpus
-        super().__init__(env, [callback], NORMAL, delay)
-
-
-class Lead(Moment):
-    """A delay before kernels request SMs, shared by the kernels that request them at the same time."""
-
-    def __init__(self, env: WholeTime, delay: int, callback: Callable[[Any], None]) -> None:
-        self.ops: list[int] = []
-        super().__init__(env, [callback], NORMAL, delay)
 
 
 class Tick(Moment):
@@ -79,7 +63,8 @@ class Engine:
         self.blocked = dict(core.graph.predecessor_count)
         self.streams = [Stream(self.env) for _ in core.graph.queue_ops]
         self._ready: set[int] = set()  # next of their streams, with predecessors that still run
-        self._leads: dict[int, Lead] = {}
+        self._leads: dict[int, list[int]] = {}  # kernels that request their resource at the same time later
+        self._dues: dict[int, list[Gpu]] = {}  # GPUs on which a kernel is the first to end, by its time
         self._governor = governor
         self._last_ps = 0
 
@@ -151,27 +136,33 @@ class Engine:
         """Let a kernel request its resource ``lead_ps`` from now."""
         env = self.env
         due_ps = env._now + lead_ps
-        lead = self._leads.get(due_ps)
-        if lead is None:
-            lead = self._leads[due_ps] = Lead(env, lead_ps, self._on_lead)
-        lead.ops.append(op)
+        if due_ps in self._leads:
+            self._leads[due_ps].append(op)
+        else:
+            self._leads[due_ps] = [op]
+            Moment(env, [self._on_lead], NORMAL, lead_ps)
         self.core.scheduled += 1
 
-    def _close(self) -> bool:
+    def _close(self) -> None:
         """At the end of an instant: arbitration, whose grants are events again, then the update of rates and power."""
-        if self.rounds.asked:
-            self.rounds.hold()
-        elif self.core.dirty:
-            self.core.update(self.env._now)
-        else:
-            return False
-        return True
+        env, rounds = self.env, self.rounds
+        while rounds.asked:
+            rounds.hold()
+            if env._queue and env._queue[0][0] == env._now:
+                return
+        if self.core.dirty:
+            self.core.update(env._now)
 
     # -- what the core asks for ---------------------------------------------------------------------------
 
-    def arm(self, gpus: list[Gpu], due_ps: int) -> None:
-        """Have ``core.due(gpus)`` called at ``due_ps``."""
-        Due(self.env, gpus, due_ps - self.env._now, self._on_due)
+    def arm(self, gpu: Gpu, due_ps: int) -> None:
+        """Have ``core.due`` called with the GPU, and with others of the same time, at ``due_ps``."""
+        if due_ps in self._dues:
+            self._dues[due_ps].append(gpu)
+        else:
+            self._dues[due_ps] = [gpu]
+            env = self.env
+            Moment(env, [self._on_due], NORMAL, due_ps - env._now)
 
     def finished(self, op: int) -> None:
         """Release the stream of ``op`` and the kernels that depend on it."""
@@ -186,12 +177,12 @@ class Engine:
                     ready.remove(successor)
                     self._turn(successor)
 
-    def _on_due(self, event: Due) -> None:
-        self.core.due(event.gpus, self.env._now)
+    def _on_due(self, _: Event) -> None:
+        now_ps = self.env._now
+        self.core.due(self._dues.pop(now_ps), now_ps)
 
-    def _on_lead(self, event: Lead) -> None:
+    def _on_lead(self, _: Event) -> None:
         core, now_ps = self.core, self.env._now
-        del self._leads[now_ps]
-        for op in event.ops:
+        for op in self._leads.pop(now_ps):
             core.scheduled -= 1
             core.submit(op, now_ps)

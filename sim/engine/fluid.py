@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count
 from typing import Any
 
 from hardware.laws.terms import KernelTerms, pace, part, time_s, wanted_sms
@@ -23,13 +22,30 @@ from sim.engine.running import GpuModel, GpuState, Member, Rules, RunningSet, ru
 MAX_STATES = 200_000
 _COSTS: dict[tuple[KernelTerms, float, bool], int] = {}
 Running = tuple[tuple[int, float, bool, float], ...]
-_NUMBERS: dict[Running, int] = {}  # by costs
-_NEXT = count()
+Caps = tuple[float, ...] | None
+States = dict[tuple[float, float, Caps], GpuState]  # of one running set, by power limit, highest clock and caps
+
+
+@dataclass(slots=True)
+class Shared:
+    """The states of all running sets, by the costs of their kernels, and the number of these states."""
+
+    states: dict[Running, States] = field(default_factory=dict)
+    count: int = 0
 
 
 @lru_cache(maxsize=32)
-def _states_of(_gpu: GpuModel, _rules: Rules) -> dict[tuple[object, ...], GpuState]:
-    return {}
+def _shared_by(_gpu: GpuModel, _rules: Rules) -> Shared:
+    return Shared()
+
+
+@dataclass(slots=True)
+class Known:
+    """What a model knows of one running set: its states, which all models of the process share, and how to solve it."""
+
+    running: Running
+    states: States
+    sets: dict[Caps, RunningSet] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -42,20 +58,18 @@ class FluidModel:
     other_rules: Rules | None = None  # of sharing memory and port, where they are not the GPU's own
     _memo: dict[tuple[float, float], dict[Running, GpuState]] = field(default_factory=dict)  # by target
     _capped: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
-    _ends: dict[tuple[object, ...], GpuState] = field(default_factory=dict)
     _costs: dict[int, int] = field(default_factory=dict)
-    _sets: dict[tuple[Running, tuple[float, ...] | None], RunningSet] = field(default_factory=dict)
-    _numbers: dict[Running, int] = field(default_factory=dict)
+    _known: dict[Running, Known] = field(default_factory=dict)
     _members: dict[tuple[int, float, bool], Member] = field(default_factory=dict)
     _grids: dict[int, Grid] = field(default_factory=dict)
     _thin: dict[tuple[int, float, int], float] = field(default_factory=dict)
     _curves: dict[float, tuple[float, float]] = field(default_factory=dict)
     rules: Rules = field(init=False)
-    _known: dict[tuple[object, ...], GpuState] = field(init=False)
+    _shared: Shared = field(init=False)
 
     def __post_init__(self) -> None:
         self.rules = self.other_rules or rules_of(self.gpu)
-        self._known = _states_of(self.gpu, self.rules)
+        self._shared = _shared_by(self.gpu, self.rules)
 
     def under(self, rules: Rules) -> FluidModel:
         """The same GPU, records and kernels, with memory and port shared by other rules."""
@@ -90,9 +104,7 @@ class FluidModel:
             self._thin[class_id, clock_hz, rounds] = found
         return found
 
-    def solve(
-        self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None = None
-    ) -> GpuState:
+    def solve(self, running: Running, limit_w: float, clock_cap_hz: float, caps: Caps = None) -> GpuState:
         """State of ``running`` at the highest clock whose power is at most ``limit_w``.
 
         ``caps`` bounds each kernel's rate (1/ps): a collective goes at its slowest member's pace.
@@ -103,7 +115,8 @@ class FluidModel:
             memo, key = self._capped, (running, limit_w, clock_cap_hz, caps)
         state = memo.get(key)
         if state is None:
-            state = memo[key] = self._found(running, limit_w, clock_cap_hz, caps).numbered(len(self.states))
+            known = self._known.get(running) or self._know(running)
+            state = memo[key] = self._found(known, limit_w, clock_cap_hz, caps).numbered(len(self.states))
             self.states.append(state)
         return state
 
@@ -111,28 +124,23 @@ class FluidModel:
         """The states of what :meth:`solve` has been asked for under a power limit and a clock."""
         return self._memo.setdefault((limit_w, clock_cap_hz), {})
 
-    def _found(self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state, shared by all models of this process."""
-        known, number = self._known, self._numbers.get(running)
-        if number is None:
-            number = self._numbers[running] = self._number(running)
-        everywhere = (number, limit_w, clock_cap_hz, caps)
-        state = known.get(everywhere)
-        if state is None:
-            if len(known) > MAX_STATES:
-                known.clear()
-            state = known[everywhere] = self._highest(running, limit_w, clock_cap_hz, caps)
-        return state
-
-    def _number(self, running: Running) -> int:
-        """A number that equal running sets share in all models of this process."""
-        if len(_NUMBERS) > MAX_STATES:
-            _NUMBERS.clear()  # those given before stay theirs
+    def _know(self, running: Running) -> Known:
         costed = tuple([(self.cost(c), hold, waiting, fill) for c, hold, waiting, fill in running])
-        number = _NUMBERS.get(costed)
-        if number is None:
-            number = _NUMBERS[costed] = next(_NEXT)
-        return number
+        known = self._known[running] = Known(running, self._shared.states.setdefault(costed, {}))
+        return known
+
+    def _found(self, known: Known, limit_w: float, clock_cap_hz: float, caps: Caps) -> GpuState:
+        """The state, shared by all models of this process."""
+        key = (limit_w, clock_cap_hz, caps)
+        state = known.states.get(key)
+        if state is None:
+            shared = self._shared
+            if shared.count > MAX_STATES:
+                shared.states.clear()  # a running set that a model knows keeps its states
+                shared.count = 0
+            shared.count += 1
+            state = known.states[key] = self._highest(known, limit_w, clock_cap_hz, caps)
+        return state
 
     def cost(self, class_id: int) -> int:
         """A number that classes of equal terms and gap share in all models of this process."""
@@ -143,42 +151,30 @@ class FluidModel:
             self._costs[class_id] = cost
         return cost
 
-    def _highest(
-        self, running: Running, limit_w: float, clock_cap_hz: float, caps: tuple[float, ...] | None
-    ) -> GpuState:
+    def _highest(self, known: Known, limit_w: float, clock_cap_hz: float, caps: Caps) -> GpuState:
         gpu = self.gpu
-        top = self._at(running, clock_cap_hz, caps)
-        if top.power_w <= limit_w or not running:
+        running = known.sets.get(caps) or self._set_of(known, caps)
+        top = running.at_end(clock_cap_hz)
+        if top.power_w <= limit_w or not known.running:
             return top
         if clock_cap_hz < gpu.max_clock_hz:  # over the limit at both clocks: the result is the same
-            found = self._found(running, limit_w, gpu.max_clock_hz, caps)
+            found = self._found(known, limit_w, gpu.max_clock_hz, caps)
             if found.clock_hz <= clock_cap_hz:
                 return found
         seen = {clock_cap_hz: top}
 
         def power_w(clock_hz: float) -> float:
-            if clock_hz not in seen:
-                seen[clock_hz] = self._at(running, clock_hz, caps)
-            return seen[clock_hz].power_w
+            state = seen.get(clock_hz)
+            if state is None:
+                state = seen[clock_hz] = running.at_end(clock_hz)
+            return state.power_w
 
         return seen[highest_clock(power_w, limit_w, gpu.min_clock_hz, clock_cap_hz, gpu.clock_step_hz)]
 
-    def _at(self, running: Running, clock_hz: float, caps: tuple[float, ...] | None) -> GpuState:
-        """The state at a clock; at both ends of the clock range remembered, since every power limit asks for them."""
-        if self.gpu.min_clock_hz < clock_hz < self.gpu.max_clock_hz:
-            return self._set_of(running, caps).at(clock_hz)
-        state = self._ends.get((running, clock_hz, caps))
-        if state is None:
-            state = self._ends[running, clock_hz, caps] = self._set_of(running, caps).at(clock_hz)
-        return state
-
-    def _set_of(self, running: Running, caps: tuple[float, ...] | None) -> RunningSet:
-        found = self._sets.get((running, caps))
-        if found is None:
-            members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in running]
-            found = self._sets[running, caps] = RunningSet(
-                self.gpu, members, [fill for *_, fill in running], caps, self.rules, self._curves
-            )
+    def _set_of(self, known: Known, caps: Caps) -> RunningSet:
+        members = [self.member(class_id, hold, waiting) for class_id, hold, waiting, _ in known.running]
+        fills = [fill for *_, fill in known.running]
+        found = known.sets[caps] = RunningSet(self.gpu, members, fills, caps, self.rules, self._curves)
         return found
 
     def member(self, class_id: int, hold: float, waiting: bool) -> Member:

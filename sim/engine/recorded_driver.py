@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy.events import Event, Timeout
 
-from sim.engine.driver import Engine, Lead
+from sim.engine.driver import Engine
 from sim.engine.record import Recorder
 from sim.engine.recorded import HostCall, RecordedCore
 from sim.engine.resources.stream import Stream
@@ -93,9 +93,8 @@ class RecordedEngine(Engine):
         else:
             self._ask(op)
 
-    def _on_lead(self, event: Lead) -> None:
-        del self._leads[self.env.now]
-        for op in event.ops:
+    def _on_lead(self, _: Event) -> None:
+        for op in self._leads.pop(self.env._now):
             self.core.scheduled -= 1
             self._ask(op)
 

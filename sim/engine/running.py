@@ -89,7 +89,10 @@ class GpuState:
     link_bytes_per_s: float
 
     def numbered(self, index: int) -> GpuState:
-        """The same state as number ``index`` of a run."""
+        """The same state as number ``index`` of a run: itself, where it has no number yet."""
+        if self.index < 0:
+            self.index = index
+            return self
         return GpuState(
             index, self.clock_hz, self.power_w, self.kernel_power_w, self.rates, self.sms_busy, self.hbm_bytes_per_s,
             self.link_bytes_per_s,
@@ -124,48 +127,66 @@ class RunningSet:
         curves: dict[float, tuple[float, float]] | None = None,
     ) -> None:
         self._curves = {} if curves is None else curves
+        self._ends: dict[float, GpuState] = {}
         if any(m.terms.few_sms_saving for m in members):
             members = _among_empty(members, float(gpu.sms))
-        computes = any(not m.cls.collective and m.cls.terms.cycles_per_block for m in members)
         self._gpu, self._members, self._caps, self._rules = gpu, members, caps, rules
-        self._few = [m.cls.collective for m in members]
-        self._factors = [fill * gpu.chip_power_factor for fill in fills]
         held = math.fsum([m.hold for m in members])
         self._sms_busy = min(held, float(gpu.sms))
-        self._shares = [m.hold / held if held else 1.0 / len(members) for m in members]  # of idle power
-        # Cycles in which a collective's blocks move its data beside compute, one after another where they hold few SMs.
-        self._moving = [
-            m.terms.moving_cycles * m.terms.beside_slowdown * wanted_sms(m.terms, float(gpu.sms)) / m.hold
-            if m.cls.collective and computes and m.hold
-            else 0.0
-            for m in members
-        ]
-        self._weights = [max(m.hold, 1e-9) * m.cls.terms.hbm_weight_per_sm for m in members]
-        # Parts of one kernel have its class.
-        self._kernels = [next(i for i, first in enumerate(members) if first.cls is m.cls) for m in members]
-        self._beside = any(self._kernels) and any(m.terms.load_wait for m in members)
+        self._few = [m.cls.collective for m in members]
+        kinds = [id(m.cls) for m in members]  # parts of one kernel have its class
+        self._kernels = [kinds.index(kind) for kind in kinds]
+        # Where loads queue behind those of other kernels: whether those of each are ahead of another's.
+        late = [kernel for kernel, m in zip(self._kernels, members, strict=True) if m.terms.load_wait]
+        beside = late and any(self._kernels)
+        self._ahead = [any(other != kernel for other in late) for kernel in self._kernels] if beside else []
+        computes = any(m.cls.terms.cycles_per_block and not m.cls.collective for m in members)
+        # What the loops of a clock read of each member.
+        self._works, self._draws, self._weights = [], [], []
+        for m, fill in zip(members, fills, strict=True):
+            terms, hold = m.terms, m.hold
+            # Cycles in which a collective's blocks move its data beside compute, in turns where they hold few SMs.
+            moving = 0.0
+            if computes and hold and m.cls.collective:
+                moving = terms.moving_cycles * terms.beside_slowdown * wanted_sms(terms, float(gpu.sms)) / hold
+            self._works.append((m.waiting, m.pace.seconds, m.cls.gap_s, moving))
+            share = hold / held if held else 1.0 / len(members)  # of idle power
+            self._draws.append((m.waiting, terms, m.sms, fill * gpu.chip_power_factor, share))
+            self._weights.append(max(hold, 1e-9) * m.cls.terms.hbm_weight_per_sm)
+        self._hbm_bytes = [m.terms.hbm_bytes for m in members]
+        self._link_bytes = [m.terms.link_bytes for m in members]
+
+    def at_end(self, clock_hz: float) -> GpuState:
+        """As :meth:`at`, remembered at both ends of the clock range, for which every power limit asks."""
+        gpu = self._gpu
+        if gpu.min_clock_hz < clock_hz < gpu.max_clock_hz:
+            return self.at(clock_hz)
+        state = self._ends.get(clock_hz)
+        if state is None:
+            state = self._ends[clock_hz] = self.at(clock_hz)
+        return state
 
     def at(self, clock_hz: float) -> GpuState:
         """The state at an SM clock, whatever its power."""
-        gpu, members = self._gpu, self._members
+        gpu = self._gpu
         pace: list[float] = []  # completions a picosecond
         busy_share: list[float] = []  # share of its occupancy that a kernel works (the rest is its gap)
-        for member, moving in zip(members, self._moving):  # noqa: B905 - as many; the keyword costs time here
-            if member.waiting:
+        for waiting, seconds, gap_s, moving in self._works:
+            if waiting:
                 pace.append(0.0)
                 busy_share.append(0.0)
                 continue
-            work_s, gap_s = member.pace.seconds(clock_hz), member.cls.gap_s
+            work_s = seconds(clock_hz)
             lasts_s = work_s + gap_s
             busy_share.append(work_s / lasts_s)
             if moving and (moving_s := moving / clock_hz) > work_s:
                 lasts_s = moving_s + gap_s
             pace.append(1.0 / lasts_s / PS_PER_S)
-        if self._beside:
+        if self._ahead:
             self._wait(pace, clock_hz)
-        hbm = [m.terms.hbm_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
-        link = [m.terms.link_bytes * rate * PS_PER_S for m, rate in zip(members, pace)]  # noqa: B905 - as above
-        if len(members) > 1 or self._caps:
+        hbm = [size * rate * PS_PER_S for size, rate in zip(self._hbm_bytes, pace)]  # noqa: B905 - as many; faster
+        link = [size * rate * PS_PER_S for size, rate in zip(self._link_bytes, pace)]  # noqa: B905 - as above
+        if len(pace) > 1 or self._caps:
             for i, slow in enumerate(self._slowed(pace, hbm, link)):
                 if slow < 1.0:
                     pace[i] *= slow
@@ -176,40 +197,33 @@ class RunningSet:
             known = self._curves[clock_hz] = gpu.idle_w(clock_hz), gpu.voltage_scale(clock_hz)
         (idle_w, own_voltage), own_fraction = known, clock_hz / gpu.reference_clock_hz
         powers: list[float] = []
-        for member, factor, share, rate, busy in zip(members, self._factors, self._shares, pace, busy_share):  # noqa: B905
-            if member.waiting:
-                dynamic_w = member.terms.waiting_power_w
+        for (waiting, terms, sms, factor, share), rate, busy in zip(self._draws, pace, busy_share):  # noqa: B905 - as above
+            if waiting:
+                dynamic_w = terms.waiting_power_w
             else:
                 voltage, fraction = own_voltage, own_fraction
-                if (top_hz := member.terms.top_clock_hz) < clock_hz:
+                if (top_hz := terms.top_clock_hz) < clock_hz:
                     voltage, fraction = gpu.voltage_scale(top_hz), top_hz / gpu.reference_clock_hz
                 dynamic_w = dynamic_power_w(
-                    member.terms,
-                    sms=member.sms * busy,
+                    terms,
+                    sms=sms * busy,
                     gpu_sms=gpu.sms,
                     progress_per_s=rate * PS_PER_S,
                     voltage_scale=voltage,
                     clock_fraction=fraction,
                 )
             powers.append(dynamic_w * factor + idle_w * share)
-        return GpuState(
-            index=-1,
-            clock_hz=clock_hz,
-            power_w=math.fsum(powers) if members else idle_w,
-            kernel_power_w=tuple(powers),
-            rates=tuple(pace),
-            sms_busy=self._sms_busy,
-            hbm_bytes_per_s=math.fsum(hbm),
-            link_bytes_per_s=math.fsum(link),
-        )
+        power_w = math.fsum(powers) if powers else idle_w
+        busy_sms, hbm_bytes_per_s, link_bytes_per_s = self._sms_busy, math.fsum(hbm), math.fsum(link)
+        return GpuState(-1, clock_hz, power_w, tuple(powers), tuple(pace), busy_sms, hbm_bytes_per_s, link_bytes_per_s)
 
     def _wait(self, pace: list[float], clock_hz: float) -> None:
         """Lower the rates of compute-bound kernels whose loads queue in the memory behind the others'."""
         # The way through L2 and crossbar follows the clock, as the arithmetic does: queues grow against both.
         scale = clock_hz / self._gpu.reference_clock_hz
         loads = []
-        for m, rate in zip(self._members, pace):  # noqa: B905 - as many; the keyword costs time here
-            flow = m.terms.hbm_bytes * rate * PS_PER_S
+        for m, rate, ahead in zip(self._members, pace, self._ahead):  # noqa: B905 - as many; the keyword costs time here
+            flow = m.terms.hbm_bytes * rate * PS_PER_S if ahead else 0.0
             if flow and not m.cls.collective:
                 flow = unlimited(flow, m.pace.scale * m.pace.transfer_s * rate * PS_PER_S, m.hold)
             loads.append(scale * flow)
@@ -219,8 +233,8 @@ class RunningSet:
                 computing = min(1.0, member.pace.cycles / clock_hz * pace[i] * PS_PER_S)
                 pace[i] /= waiting_slowdown(member.terms.load_wait * computing, wait)
 
-    def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> list[float]:
-        """How much of its own pace each kernel keeps beside the others."""
+    def _slowed(self, pace: list[float], hbm: list[float], link: list[float]) -> Sequence[float]:
+        """How much of its own pace each kernel keeps beside the others (none: all keep theirs)."""
         rules, weights = self._rules, self._weights
         asked = rules.hbm.asked(hbm, weights, self._few)
         wanted, kept = link, None
@@ -229,10 +243,12 @@ class RunningSet:
             asked = [min(want, own * back) for want, own, back in zip(asked, hbm, kept, strict=True)]
             wanted = [want * back for want, back in zip(link, kept, strict=True)]
         granted, link_granted = rules.hbm.divide(asked, weights), rules.link.divide(wanted, weights)
-        shares = [
-            min(got / own if own else 1.0, link_got / link_own if link_own else 1.0)
-            for got, own, link_got, link_own in zip(granted, hbm, link_granted, link)  # noqa: B905 - as above
-        ]
+        if granted is hbm and link_granted is link:
+            return ()  # nobody gets less than it asks for
+        shares = []
+        for got, own, link_got, link_own in zip(granted, hbm, link_granted, link):  # noqa: B905 - as above
+            share, link_share = got / own if own else 1.0, link_got / link_own if link_own else 1.0
+            shares.append(share if share < link_share else link_share)
         return shares if kept is None else [min(back, share) for back, share in zip(kept, shares, strict=True)]
 
 

@@ -27,8 +27,8 @@ class Driver(Protocol):
 
     env: WholeTime
 
-    def arm(self, gpus: list[Gpu], due_ps: int) -> None:
-        """Call ``core.due(gpus, now)`` at ``due_ps``."""
+    def arm(self, gpu: Gpu, due_ps: int) -> None:
+        """Call ``core.due`` with this GPU at ``due_ps``."""
 
     def finished(self, op: int) -> None:
         """The kernel has ended: release its stream and its successors."""

@@ -38,18 +38,18 @@ class WholeTime(Environment):
         """The present time."""
         return self._now
 
-    def run_out(self, work: Unfinished, close: Callable[[], bool]) -> bool:
+    def run_out(self, work: Unfinished, close: Callable[[], None]) -> bool:
         """Process events until nothing is left of ``work``; False where events run out before.
 
-        SimPy's ``step`` in a loop, without a call an event. ``close`` is called once all events of an instant are
-        processed: it is True where it did something, after which further ones may be due.
+        SimPy's ``step`` in a loop, without a call an event. ``close`` is called whenever all events of an instant are
+        processed; it may schedule further ones.
         """
         queue, now = self._queue, self._now
         while work.left:
-            if (not queue or queue[0][0] != now) and close():
-                continue
-            if not queue:
-                return False
+            if not queue or queue[0][0] != now:
+                close()
+                if not queue:
+                    return False
             now, _, _, event = heappop(queue)  # type: ignore[assignment]  # whole units
             self._now = now
             callbacks = event.callbacks

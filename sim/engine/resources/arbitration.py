@@ -101,7 +101,7 @@ class Rounds:
         if not resource.asked:
             resource.asked = True
             self.asked.append(resource)
-            if len(self.asked) == 1 and not self.driven:
+            if not self.driven and len(self.asked) == 1:
                 Moment(self.env, [self.hold], ARBITRATE)
 
     def hold(self, _: Event | None = None) -> None:

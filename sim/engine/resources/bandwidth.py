@@ -27,11 +27,11 @@ class Shares(Protocol):
     def bytes_per_s(self) -> float:
         """The capacity."""
 
-    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool], /) -> list[float]:
+    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool], /) -> Sequence[float]:
         """The rates that transfers with ``demands`` request beside each other; ``few``: of kernels with few blocks."""
 
-    def divide(self, asked: Sequence[float], weights: Sequence[float], /) -> list[float]:
-        """Bytes per unit of time of each."""
+    def divide(self, asked: Sequence[float], weights: Sequence[float], /) -> Sequence[float]:
+        """Bytes per unit of time of each: ``asked`` itself where nobody gets less."""
 
 
 class Transfer(Ask):
@@ -106,14 +106,16 @@ class Bandwidth(Moving, Generic[Rule]):
             self.come_again([transfer.left / transfer.rate for transfer in moving if transfer.rate])
 
 
-def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
+def share(demands: Sequence[float], weights: Sequence[float], capacity: float) -> Sequence[float]:
     """Weighted max-min fair shares of ``capacity``, no one above its demand (progressive filling).
+
+    They are ``demands`` itself where these fit in.
 
     >>> share([10.0, 1.0, 10.0], [1.0, 1.0, 2.0], 13.0)
     [4.0, 1.0, 8.0]
     """
     if math.fsum(demands) <= capacity:
-        return list(demands)
+        return demands
     granted = list(demands)
     open_ = [i for i, demand in enumerate(demands) if demand > 0.0]
     left = capacity

@@ -34,20 +34,20 @@ class HbmShares:
     bytes_per_s: float
     mixed_share: float = 1.0
 
-    def divide(self, asked: Sequence[float], weights: Sequence[float]) -> list[float]:
+    def divide(self, asked: Sequence[float], weights: Sequence[float]) -> Sequence[float]:
         """Bytes/s that each of several kernels gets of its demand."""
         return share(asked, weights, self.bytes_per_s * self.mixed_share)
 
-    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> list[float]:
+    def asked(self, demands: Sequence[float], weights: Sequence[float], few: Sequence[bool]) -> Sequence[float]:
         """What each asks for once few blocks have queued behind the others."""
-        found = list(demands)
-        if True in few and len(found) > 1:
-            capacity, weights = self.bytes_per_s * self.mixed_share, list(weights)
-            for i, one in enumerate(few):
-                if one and demands[i] > 0.0:
-                    others, other_weights = list(demands), weights.copy()
-                    del others[i], other_weights[i]
-                    found[i] = share_behind_others(demands[i], weights[i], others, other_weights, capacity)
+        if True not in few or len(few) == 1:
+            return demands
+        found, capacity = list(demands), self.bytes_per_s * self.mixed_share
+        for i, one in enumerate(few):
+            if one and (demand := demands[i]) > 0.0:
+                others, other_weights = list(demands), list(weights)
+                del others[i], other_weights[i]
+                found[i] = share_behind_others(demand, weights[i], others, other_weights, capacity)
         return found
 
     def waits(self, loads: Sequence[float], kernels: Sequence[int]) -> list[float]:

@@ -29,11 +29,11 @@ class LinkShares:
 
     bytes_per_s: float
 
-    def asked(self, demands: Sequence[float], _weights: Sequence[float], _few: Sequence[bool]) -> list[float]:
+    def asked(self, demands: Sequence[float], _weights: Sequence[float], _few: Sequence[bool]) -> Sequence[float]:
         """Each transfer requests all that it could use."""
-        return list(demands)
+        return demands
 
-    def divide(self, asked: Sequence[float], _weights: Sequence[float]) -> list[float]:
+    def divide(self, asked: Sequence[float], _weights: Sequence[float]) -> Sequence[float]:
         """Bytes/s of each transfer; the number of its blocks does not count."""
         return share(asked, [1.0] * len(asked), self.bytes_per_s)
 

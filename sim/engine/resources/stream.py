@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simpy.core import Environment
@@ -67,9 +67,8 @@ class Stream(BaseResource[Launch, Turn]):
 
     def __init__(self, env: Environment, capacity: float = math.inf) -> None:
         prepare(self, env, capacity)
-        self.waiting = 0  # kernels launched that have not had their turn
+        self.waiting: deque[Any] = deque()  # kernels launched that have not had their turn
         self.busy = False
-        self._launched: deque[Iterator[Any]] = deque()
 
     def launch(self, kernels: Sequence[Any]) -> Launch:
         """Put kernels at the end of the stream."""
@@ -91,10 +90,9 @@ class Stream(BaseResource[Launch, Turn]):
 
     def _do_put(self, event: Launch) -> bool:
         """Take launched kernels in, if there is room; a launch beyond the capacity only when no kernel waits."""
-        if self.waiting and self.waiting + len(event.kernels) > self.capacity:
+        if self.waiting and len(self.waiting) + len(event.kernels) > self.capacity:
             return False
-        self.waiting += len(event.kernels)
-        self._launched.append(iter(event.kernels))
+        self.waiting.extend(event.kernels)
         event.succeed()
         return True
 
@@ -103,10 +101,7 @@ class Stream(BaseResource[Launch, Turn]):
         if self.busy or not self.waiting:
             return False
         self.busy = True
-        self.waiting -= 1
-        launched = self._launched
-        while (kernel := next(launched[0], launched)) is launched:
-            launched.popleft()
+        kernel = self.waiting.popleft()
         if event.taker is None:
             event.succeed(kernel)
         else:
@@ -118,6 +113,6 @@ class Stream(BaseResource[Launch, Turn]):
     def _trigger_get(self, _: Any) -> None:
         """SimPy's loop over the waiting turns; one that has not fired asks for further kernels and keeps its place."""
         queue = self.get_queue
-        while queue and self._do_get(queue[0]):
+        while queue and self.waiting and not self.busy and self._do_get(queue[0]):
             if queue[0]._value is not PENDING:
                 del queue[0]

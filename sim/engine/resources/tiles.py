@@ -43,7 +43,7 @@ def fetch(parts: Sequence[TileRounds], tiles: float, thin: float = 1.0) -> None:
     """
     ready = [(part.ready, order) for order, part in enumerate(parts)]
     heapify(ready)
-    slots = sum(part.slots for part in parts)
+    slots = sum([part.slots for part in parts])
     while tiles > 1e-6:
         if 0.0 < MANY_ROUNDS * slots < tiles and max(ready)[0] - ready[0][0] <= 1.0:  # equal rounds from here on
             rounds = tiles // slots - 1.0
@@ -182,32 +182,26 @@ def deal(parts: tuple[tuple[float, float, Part], ...], dealing: Dealing) -> tupl
     turns: list[TileRounds] = []
     begun_parts: list[Part] = []
     for slots, left, part in parts:
-        gone = max(0.0, part.rounds - left * rounds)
+        whole, before, fetched, billed, last, lasts, was = part
+        gone = max(0.0, whole - left * rounds)
         begun = math.floor(gone + 1e-6) + 1
-        billed = part.billed + part.fill / fill * slots * (gone - part.gone)
-        part = part._replace(gone=gone, billed=billed)
-        if not 0.0 < part.rounds <= begun:  # else it is in its last round, which no other part changes
+        billed += was / fill * slots * (gone - before)
+        if not 0.0 < whole <= begun:  # else it is in its last round, which no other part changes
             whole = float(max(own, begun))
-            part = part._replace(
-                fetched=slots * max(0, begun - own),
-                rounds=whole,
-                last=slots * (full if whole == own else 1.0),
-                lasts=1.0,
-            )
-        pool -= part.fetched
-        turns.append(TileRounds(ready=part.rounds - gone, slots=slots))
-        begun_parts.append(part)
+            fetched, last, lasts = slots * max(0, begun - own), slots * (full if whole == own else 1.0), 1.0
+        pool -= fetched
+        turns.append(TileRounds(whole - gone, slots))
+        begun_parts.append(Part(whole, gone, fetched, billed, last, lasts, was))
     fetch(turns, pool, thin)
     dealt = []
     for turn, part in zip(turns, begun_parts, strict=True):
+        whole, gone, fetched, billed, last, lasts, now = part
         if turn.fetched:
-            part = part._replace(
-                fetched=part.fetched + turn.fetched, rounds=part.gone + turn.ready, last=turn.last, lasts=turn.lasts
-            )
+            whole, fetched, last, lasts = gone + turn.ready, fetched + turn.fetched, turn.last, turn.lasts
         if rounds > own:
-            tiles = turn.slots * own + part.fetched - part.billed
-            part = part._replace(fill=fill * tiles / (turn.slots * (part.rounds - part.gone)))
-        dealt.append((turn.ready / rounds, part))
+            tiles = turn.slots * own + fetched - billed
+            now = fill * tiles / (turn.slots * (whole - gone))
+        dealt.append((turn.ready / rounds, Part(whole, gone, fetched, billed, last, lasts, now)))
     return tuple(dealt)
 
 
