@@ -18,6 +18,7 @@ from sim.engine.deadlock import deadlock_message
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
+from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Return, nothing
 from sim.engine.running import GpuState, Rules, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu
@@ -53,7 +54,8 @@ class Core:
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0) + 2 * (c.terms.link_bytes > 0.0) for c in graph.classes]
-        self._asks = [(c.priority, models[0].grid(class_id)) for class_id, c in enumerate(graph.classes)]
+        self._grids: list[Grid] = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
+        self._priorities = [c.priority for c in graph.classes]
         self._everyone = list(range(graph.gpus))
         self._alike = False
         self._updated_ps = -1
@@ -96,10 +98,10 @@ class Core:
             flow = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
-        priority, grid = self._asks[class_id]
+        grid = self._grids[class_id]
         place = self._partition[graph.op_queue[op]] if self._partition else 0
         pool = gpu.pools[place] if grid.sms else gpu.copy_engine
-        Entry(op, class_id, gpu, flow, grid, (priority, now_ps, op), grid.sms, pool)
+        Entry(op, class_id, gpu, flow, grid, (self._priorities[class_id], now_ps, op), grid.sms, pool)
 
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
 from heapq import heappush
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from simpy.events import NORMAL, PENDING
 
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.copy_engine import CopyEngine
-from sim.engine.resources.grid import Grid
+from sim.engine.resources.grid import Grid, Progress
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.sm_pool import Blocks, SmPool
@@ -22,22 +22,24 @@ from sim.engine.time import WholeTime
 Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 
 
-class Driver(Protocol):
+class Driver:
     """The interface of the driver that schedules events for the core."""
 
     env: WholeTime
 
     def arm(self, gpu: Gpu, due_ps: int) -> None:
         """Call ``core.due`` with this GPU at ``due_ps``."""
+        raise NotImplementedError
 
     def finished(self, op: int) -> None:
         """The kernel has ended: release its stream and its successors."""
+        raise NotImplementedError
 
 
-class Flow:
+class Flow(Progress):
     """A running kernel: one progress, shared by all its ranks."""
 
-    __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "updated_ps")
+    __slots__ = ("collective", "entries", "missing")
 
     def __init__(self, collective: int, missing: int) -> None:
         self.collective = collective
