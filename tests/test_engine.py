@@ -311,6 +311,36 @@ def test_laws_hold_for_any_program(first: list[int], second: list[int], limit_w:
         assert all(s.power_w <= limit_w * (1 + 1e-9) or s.clock_hz == GPU.min_clock_hz for s in busy)
 
 
+@settings(deadline=None, max_examples=40)
+@given(first=PROGRAMS, second=PROGRAMS)
+def test_the_loop_arbitrates_as_events_of_lower_priority_do(first: list[int], second: list[int]) -> None:
+    collective = [iter(range(100)), iter(range(100))]
+    g = graph(
+        *[
+            (gpu, [KERNELS[i] if i < len(KERNELS) else (REDUCE, next(collective[gpu])) for i in first])
+            for gpu in range(2)
+        ],
+        (0, [KERNELS[i % len(KERNELS)] for i in second]),
+    )
+    by_loop, by_events = Engine(core_of(g, 160.0)), Engine(core_of(g, 160.0))
+    by_events.rounds.driven = False
+    one, other = by_loop.run(), by_events.run()
+    for name in ("span_op", "span_start_ps", "span_end_ps", "span_energy_j", "step_gpu", "step_time_ps", "step_state"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
+    assert one.events < other.events
+
+
+def test_a_kernel_costs_simpy_its_request_and_its_end() -> None:
+    launch = 1
+    assert run(graph((0, [COMPUTE, COPY, COMPUTE]))).events == launch + 2 * 3
+    # Two GPUs whose kernels end together share the end.
+    assert run(graph((0, [COMPUTE]), (1, [COMPUTE]))).events == 2 * launch + 2 + 1
+    # The power limit slows the product down when the copy joins in: its end is scheduled once more.
+    half, late, lead = with_terms(COMPUTE, blocks=50), replace(COPY, lead_s=1e-6), 1
+    for limit_w, moved in ((1e9, 0), (160.0, 1)):
+        assert run(graph((0, [half]), (0, [late])), limit_w).events == 2 * launch + lead + 2 * 2 + moved
+
+
 @given(program=PROGRAMS)
 def test_serial_programs_are_never_slower_with_more_of_anything(program: list[int]) -> None:
     g = graph((0, [KERNELS[i % len(KERNELS)] for i in program]))

@@ -315,7 +315,9 @@ def _paces(solved: list[tuple[Gpu, GpuState]], alike: bool) -> dict[Flow, float]
 
     Then a single collective has one rate; two may couple different groups of GPUs.
     """
-    alike = alike and all(state is solved[0][1] for _, state in solved)
+    first = solved[0][1]
+    for _, state in solved:
+        alike = alike and state is first
     if alike and sum([e.flow.collective >= 0 and not e.flow.missing for e in solved[0][0].running]) < 2:
         return {}
     met: dict[Flow, float] = {}
