@@ -172,6 +172,11 @@ class NativeEnvironment:
         self._active_proc = None
 
     @property
+    def now(self) -> int:
+        """The present time."""
+        return self._now
+
+    @property
     def active_process(self) -> Any:
         """The process that runs at present."""
         return self._active_proc
