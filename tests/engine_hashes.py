@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+from simpy.events import Event
 
 from sim import Scenario, simulate
 from sim.engine.kind import engine_kind
 from sim.engine.record import Recorder
+from sim.engine.resources.sm_pool import SmPool
+from sim.engine.time import WholeTime
 from sim.replay.study import replay_trace
 from sim.run.runner import plan_of
 from sim.scenario.machine import machine_of
@@ -75,10 +80,28 @@ def replayed(folder: Path) -> str:
     return hashlib.sha256(work.start_ns.tobytes() + work.end_ns.tobytes()).hexdigest()
 
 
+def late(begin: int) -> list[tuple[int, str, float]]:
+    """Kernels on a pool of SMs at a time that no machine word of tagged integers holds."""
+    env = WholeTime(begin)
+    pool, log = SmPool(env, 132), []
+
+    def kernel(name: str, sms: float, lasts: int, priority: int) -> Generator[Event, Any, None]:
+        blocks = pool.request(sms, priority=priority)
+        yield blocks
+        log.append((env.now, name, blocks.held))
+        yield env.timeout(lasts)
+        yield pool.release(blocks)
+
+    for one in (kernel("product", 132, 10, 0), kernel("copy", 20, 5, 0), kernel("all-reduce", 32, 5, -1)):
+        env.process(one)
+    env.run()
+    return log
+
+
 def main() -> None:
     """Print the kind of the engine and the hash of each run."""
     runs = {name: run_of(fields) for name, fields in SCENARIOS.items()}
-    print(json.dumps({"engine": engine_kind(), "replay": replayed(Path(sys.argv[1]))} | runs))
+    print(json.dumps({"engine": engine_kind(), "replay": replayed(Path(sys.argv[1])), "late": late(2**62 - 3)} | runs))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,13 @@ def _compiler() -> str | None:
     return shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])
 
 
-def _hashes(tree: Path) -> dict[str, str]:
+def _hashes(tree: Path) -> dict[str, Any]:
     """What ``tests.engine_hashes`` of a tree prints."""
     asked = [sys.executable, "-m", "tests.engine_hashes", str(TRACES)]
     run = subprocess.run(
         asked, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, capture_output=True, text=True, check=True
     )
-    found: dict[str, str] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(run.stdout)
     return found
 
 
@@ -47,5 +48,7 @@ def test_runs_of_the_compiled_engine_are_equal_to_the_last_bit(tmp_path: Path) -
     assert built.returncode == 0, built.stdout + built.stderr
     pure, compiled = _hashes(ROOT), _hashes(tmp_path)
     assert (pure.pop("engine"), compiled.pop("engine")) == ("pure Python", "compiled")
-    assert len(pure) >= 14
+    assert len(pure) >= 15
+    far = 2**62  # beyond it an integer of compiled code is no machine word
+    assert compiled["late"] == [[far - 3, "all-reduce", 32.0], [far - 3, "product", 100.0], [far + 2, "copy", 20.0]]
     assert compiled == pure

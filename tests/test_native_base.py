@@ -72,7 +72,17 @@ def _log(base: dict[str, Any]) -> Log:
             asked = counter.get_some(amount)
             both = yield asked & env.timeout(1)
             log.append(
-                (env._now, name, "got", amount, asked.value, len(both.todict()), asked.triggered, asked.processed, asked.ok)
+                (
+                    env._now,
+                    name,
+                    "got",
+                    amount,
+                    asked.value,
+                    len(both.todict()),
+                    asked.triggered,
+                    asked.processed,
+                    asked.ok,
+                )
             )
         return name
 
