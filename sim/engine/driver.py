@@ -20,7 +20,7 @@ from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.network import Network
 from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
-from sim.engine.state import Gpu
+from sim.engine.state import Driver, Gpu
 from sim.engine.time import WholeTime
 
 
@@ -38,7 +38,7 @@ class Governor(Protocol):
         """The SimPy process; it must end when ``engine.done`` is true."""
 
 
-class Engine:
+class Engine(Driver):
     """Runs a :class:`Core` on SimPy until its last kernel has ended.
 
     Until :meth:`run`, the resources of a GPU (``core.gpus[i].pools`` and the others) may be replaced by others.
