@@ -21,6 +21,7 @@ MODULES = (
     "sim/engine/between.py",
     "sim/engine/core.py",
     "sim/engine/driver.py",
+    "sim/engine/noting.py",
     "sim/engine/recorded.py",
     "sim/engine/recorded_blocks.py",
     "sim/engine/recorded_driver.py",

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
+from sim.engine.noting import NotingCore
 from sim.engine.running import HeldClock
 from sim.shortcuts.clocks import grid_of, step_of, top_step
-from sim.shortcuts.retiming.order import NotingCore, OrderError, order_of
+from sim.shortcuts.retiming.order import OrderError, order_of
 from sim.shortcuts.retiming.walk import Walked, walk
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 from tests.overlapped import HOPPER, at_step, program, record_at

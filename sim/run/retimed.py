@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.driver import Engine
+from sim.engine.noting import NotingCore
 from sim.engine.record import Recorder
 from sim.engine.running import HeldClock
 from sim.shortcuts.clocks import ClockCurves
 from sim.shortcuts.pieces import Piece, Repeated
-from sim.shortcuts.retiming.order import NotingCore, order_of
+from sim.shortcuts.retiming.order import order_of
 from sim.shortcuts.retiming.record import OrderRecord
 from sim.shortcuts.retiming.walk import walk
 

@@ -259,7 +259,7 @@ class SmPool(Arbitrated):
             progress = blocks.progress
             if not blocks.grid.whole or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
                 continue
-            last, needed = last_round(blocks, blocks.split)
+            last, needed = last_round(blocks.grid, blocks.sms, blocks.part, blocks.split)
             if needed >= blocks.held:
                 continue
             left = progress.left - progress.rate * (now - progress.updated_ps) - last
@@ -278,7 +278,7 @@ class SmPool(Arbitrated):
         self.rounds.tails.pop(now, None)
         if blocks.tail_due == now and blocks in self.users:
             blocks.tail_due = -1
-            Return(self, blocks, last_round(blocks, blocks.split)[1])
+            Return(self, blocks, last_round(blocks.grid, blocks.sms, blocks.part, blocks.split)[1])
 
 
 def nothing(*_: object) -> None:

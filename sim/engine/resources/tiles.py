@@ -13,7 +13,7 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.engine.resources.grid import Progress
+from sim.engine.resources.grid import Grid, Progress
 
 if TYPE_CHECKING:
     from sim.engine.resources.sm_pool import Blocks
@@ -218,11 +218,11 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
     progress.due_ps = -1  # its end is another now
 
 
-def last_round(blocks: Blocks, split: Split | None) -> tuple[float, float]:
-    """The last round of a kernel, or of a part of one, as a share of the kernel's time, and the SMs that it needs."""
-    grid = blocks.grid
+def last_round(grid: Grid, sms: float, part: Part, split: Split | None) -> tuple[float, float]:
+    """The last round of a kernel on ``sms`` SMs, or of a ``part`` of a ``split`` one, as a share of the kernel's time,
+    and the SMs that it needs."""
     if split is not None:
-        return blocks.part.lasts / split.rounds, blocks.part.last * grid.sms_per_block
-    tiles, slots = grid.tiles * blocks.sms / grid.sms, blocks.sms / grid.sms_per_block
+        return part.lasts / split.rounds, part.last * grid.sms_per_block
+    tiles, slots = grid.tiles * sms / grid.sms, sms / grid.sms_per_block
     rounds = math.ceil(tiles / slots - 1e-9)
     return 1.0 / rounds, (tiles - (rounds - 1) * slots) * grid.sms_per_block
