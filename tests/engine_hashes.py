@@ -9,17 +9,21 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from simpy.events import Event
 
 from sim import Scenario, simulate
 from sim.engine.kind import engine_kind
 from sim.engine.record import Recorder
 from sim.engine.resources.sm_pool import SmPool
+from sim.engine.running import HeldClock
 from sim.engine.time import WholeTime
 from sim.replay.study import replay_trace
+from sim.run.retimed import OrderBook
 from sim.run.runner import plan_of
 from sim.scenario.machine import machine_of
 from sim.scenario.resolved import resolve_scenario
+from sim.shortcuts.clocks import grid_of
 from sim.shortcuts.pieces import play
 
 LLAMA = {"model": "llama3-70b", "gpu": "h100-sxm-80gb", "tp": 4, "layers": 3, "batch": 1, "seq_len": 4096}
@@ -80,6 +84,19 @@ def replayed(folder: Path) -> str:
     return hashlib.sha256(work.start_ns.tobytes() + work.end_ns.tobytes()).hexdigest()
 
 
+def walked() -> str:
+    """The order of events of a run in chunks, at other clocks."""
+    scenario = Scenario.of(**CHUNKED)
+    sequence = plan_of(resolve_scenario(scenario), machine_of(scenario)).segments.sequence
+    gpu, book = sequence[0].piece.model.gpu, OrderBook(sequence)
+    book.note(HeldClock(1.4e9, 600.0))
+    found = book.retimed(grid_of(gpu, 16).at(np.arange(30, 40)))
+    assert found is not None
+    stretches = found.stretches
+    columns = (stretches.count, stretches.lasts_ps, stretches.power_w, found.held)
+    return hashlib.sha256(b"".join([np.ascontiguousarray(column).tobytes() for column in columns])).hexdigest()
+
+
 def late(begin: int) -> list[tuple[int, str, float]]:
     """Kernels on a pool of SMs at a time that no machine word of tagged integers holds."""
     env = WholeTime(begin)
@@ -101,7 +118,8 @@ def late(begin: int) -> list[tuple[int, str, float]]:
 def main() -> None:
     """Print the kind of the engine and the hash of each run."""
     runs = {name: run_of(fields) for name, fields in SCENARIOS.items()}
-    print(json.dumps({"engine": engine_kind(), "replay": replayed(Path(sys.argv[1])), "late": late(2**62 - 3)} | runs))
+    others = {"replay": replayed(Path(sys.argv[1])), "walked": walked(), "late": late(2**62 - 3)}
+    print(json.dumps({"engine": engine_kind()} | others | runs))
 
 
 if __name__ == "__main__":

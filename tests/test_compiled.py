@@ -48,7 +48,7 @@ def test_runs_of_the_compiled_engine_are_equal_to_the_last_bit(tmp_path: Path) -
     assert built.returncode == 0, built.stdout + built.stderr
     pure, compiled = _hashes(ROOT), _hashes(tmp_path)
     assert (pure.pop("engine"), compiled.pop("engine")) == ("pure Python", "compiled")
-    assert len(pure) >= 15
+    assert len(pure) >= 16
     far = 2**62  # beyond it an integer of compiled code is no machine word
     assert compiled["late"] == [[far - 3, "all-reduce", 32.0], [far - 3, "product", 100.0], [far + 2, "copy", 20.0]]
     assert compiled == pure
