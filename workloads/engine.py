@@ -43,7 +43,8 @@ class HostPace:
     """How an engine's host launches a step that is no whole graph: steps with prompts, and drafts of some kinds.
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
-    layer of experts ``experts_layer_s`` more. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
+    layer of experts ``experts_layer_s`` more. Before the first of them it prepares the step for ``prepare_s``, after the
+    last it launches the sampling for ``sample_s``. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
     the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
     tokens of caches, from what the host waits for the GPU with to its launch of the step.
     """
@@ -52,6 +53,8 @@ class HostPace:
     captured_layer_s: float
     kernel_s: float
     experts_layer_s: float
+    prepare_s: float = 0.0
+    sample_s: float = 0.0
     uncaptured_drafts: frozenset[str] = frozenset()
     stage_s: float = 0.0
     cache_shards_s: float = 0.0

@@ -22,6 +22,7 @@ from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, RunStep, Served, stretch_of
 from sim.serving.scheduler import Scheduler
+from sim.serving.untold import Untold
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
@@ -39,7 +40,7 @@ class PhaseCaps:
 @dataclass(kw_only=True, slots=True, eq=False)
 class Replica:
     """GPUs that serve together. ``handover`` gets sequences that have their first token, where others go on; ``done``
-    hears of each that has its last.
+    hears of each that has its last; ``untold`` has what a step has yielded, where the engine tells it later.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Replica:
     adapters: AdapterSlots | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[], None] = lambda: None
+    untold: Untold | None = None
     outstanding_tokens: int = 0
     alive: bool = True
     serving: bool = True  # takes requests
@@ -143,6 +145,8 @@ class Replica:
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Step after step while it lives."""
         while self.alive:
+            if not self.scheduler.busy:
+                self._tell(0.0)
             if not self.scheduler.busy and self._inbox:
                 self._open_inbox()
             if not self.scheduler.busy:
@@ -156,6 +160,7 @@ class Replica:
             came = bool(self._inbox)
             self._open_inbox()
             if not step.sequences:  # all that is here waits for caches that are on their way
+                self._tell(0.0)
                 if not came:
                     yield from self._sleep()
                 continue
@@ -172,6 +177,7 @@ class Replica:
                 self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
                 self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late or came or self._waited_s)
+            steady = steady and not self._ahead.is_busy
             steps = self.scheduler.steady_steps() if steady else 1
             if steps > 1 and (row := self._even_steps(step, steps)):
                 yield from self._stretch(step, row)
@@ -211,6 +217,7 @@ class Replica:
                 record.started_s = begin_s
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
         hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, begin_s + hold_s)
+        self._tell(max(0.0, self._ahead.ready_s - begin_s))
         if hold_s:
             self._pause(hold_s)
         parts = self.prices.joules(step.batch, self.governor.target_w) if step.pieces else None
@@ -225,8 +232,8 @@ class Replica:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
         self._share_j += self._bill(step, parts, cost.energy_j)
-        if count := step.batch.decoding - len(self._late):
-            self.log.gap(self._waited_s + hold_s + cost.time_s, count)
+        count = step.batch.decoding - len(self._late)
+        self._ran(self._waited_s + hold_s + cost.time_s, 0.0, 1, count)
         self._waited_s = 0.0
         if self._late:
             self._catch_up(self._late)
@@ -257,6 +264,7 @@ class Replica:
 
     def _stretch(self, step: PlannedStep, row: EvenSteps) -> Generator[simpy.Event, Any, None]:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
+        self._tell(0.0)
         begin_s, steps, host_s, first = self.env.now, row.count, row.host_s, row.first
         arrived = self._arrived = self.env.event()
         whole_s = row.after_s(steps)
@@ -289,8 +297,20 @@ class Replica:
             for number in range(steps):
                 start_s, time_s = begin_s + row.after_s(number) + host_s, first.time_s + row.slope_s * number
                 self._show(start_s, time_s, step.batch.later(number))
-        self.log.gaps.append((host_s + first.time_s, row.slope_s, steps, step.batch.decoding))
+        self._ran(host_s + first.time_s, row.slope_s, steps, step.batch.decoding)
         self._advance(step, steps)
+
+    def _ran(self, first_s: float, slope_s: float, steps: int, count: int) -> None:
+        """So many sequences yielded a token in each of so many steps."""
+        if self.untold is not None:
+            self.untold.ran(first_s, slope_s, steps, count)
+        elif count:
+            self.log.gaps.append((first_s, slope_s, steps, count))
+
+    def _tell(self, late_s: float) -> None:
+        """What the step before has yielded is told, so long after its end."""
+        if self.untold is not None:
+            self.untold.tell(late_s, self.done)
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
         if self.log.window is not None:
@@ -348,6 +368,8 @@ class Replica:
             record = self.served[sequence.request.number]
             if record.first_token_s < 0:
                 record.first_token_s = now_s
+                if self.untold is not None:
+                    self.untold.first.append(record)
             if self.handover is not None and sequence.generated < sequence.request.output_tokens:
                 done.remove(sequence)
                 self._forget(sequence)
@@ -359,7 +381,10 @@ class Replica:
             record.hit_tokens += sequence.hit_tokens
             record.preemptions = sequence.preemptions
             self._forget(sequence)
-            self.done()
+            if self.untold is None:
+                self.done()
+            else:
+                self.untold.done.append(record)
 
     def _forget(self, sequence: Sequence) -> None:
         self.outstanding_tokens -= sequence.request.input_tokens + sequence.request.output_tokens
@@ -368,6 +393,7 @@ class Replica:
         """The replica dies at once; its sequences, memory lost, are to be served elsewhere."""
         self.alive = False
         self.outstanding_tokens = 0
+        self._tell(0.0)
         self._open_inbox()
         lost = list(self.scheduler.drain())
         self.wake()
