@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,7 +72,8 @@ class Replica:
     _waited_s: float = 0.0  # for adapters, before the step at hand
     _retiring: bool = False  # goes off once it has finished what it has
     _ahead: LaunchedAhead = field(init=False)
-    _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
+    _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned,
+    _inbox_s: list[float] = field(default_factory=list)  # and when
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
     _since_s: float = 0.0  # up to when the limiters have seen the load
 
@@ -101,6 +104,7 @@ class Replica:
         self.served[sequence.request.number].replica = self.number
         if self.host.plans_ahead and self.scheduler.busy:
             self._inbox.append(sequence)
+            self._inbox_s.append(self.env.now)
         else:
             self.scheduler.add(sequence)
         self.wake()
@@ -154,6 +158,8 @@ class Replica:
                     self.powered = self._retiring = False
                 yield from self._sleep()
                 continue
+            if self._inbox and self._ahead.is_busy:
+                self._open_inbox(self._ahead.launched_s)
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
@@ -193,11 +199,15 @@ class Replica:
         self.idle_until_now()
         self._ahead.ran_s = self.env.now  # nothing was launched ahead of what comes now
 
-    def _open_inbox(self) -> None:
-        """What came while the step before ran is seen by the plan after this one: that was made one step ahead."""
-        for sequence in self._inbox:
+    def _open_inbox(self, until_s: float = math.inf) -> None:
+        """What came while the step before ran is seen by the plan after this one: that was made one step ahead.
+
+        It was made once the host had launched the step before: what had come ``until_s`` then is in it.
+        """
+        count = bisect_right(self._inbox_s, until_s)
+        for sequence in self._inbox[:count]:
             self.scheduler.add(sequence)
-        self._inbox.clear()
+        del self._inbox[:count], self._inbox_s[:count]
 
     def idle_until_now(self) -> None:
         """Bill the pause since the last step."""
