@@ -29,12 +29,12 @@ def launch_s() -> float:
 
 
 def test_a_first_token_waits_until_the_next_prompt_is_launched() -> None:
-    """Beside 20 ms of the GPU the host takes 71 for either prompt: the first one's token waits for the second's launch."""
+    """The GPU takes 26 ms for either prompt, the host 61: the first one's token waits for the launch of the second."""
     alone, beside = two(10.0).requests["ttft_s"], two(0.02).requests["ttft_s"]
     pace = load_engine("vllm").host
     graph_s = pace.prepare_s + pace.sample_s  # of the decode step that follows a lone prompt
     assert beside[0] - alone[0] == pytest.approx(launch_s() - graph_s, rel=1e-6)
-    assert launch_s() == pytest.approx(0.071, abs=0.001)
+    assert launch_s() == pytest.approx(0.0606, abs=0.0005)
 
 
 def test_workers_of_their_own_leave_the_engine_free_to_tell() -> None:

@@ -44,8 +44,8 @@ class HostPace:
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
     layer of experts ``experts_layer_s`` more. Before the first of them it prepares the step for ``prepare_s``, after the
-    last it launches the sampling for ``sample_s``. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
-    the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
+    last it launches the sampling for ``sample_s``. ``uncaptured_drafts``: what drafts without any graph, each kernel of
+    a layer for ``draft_kernel_s``, the pass's other launches in it. ``stage_s``: from the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
     tokens of caches, from what the host waits for the GPU with to its launch of the step.
     """
 
@@ -55,6 +55,7 @@ class HostPace:
     experts_layer_s: float
     prepare_s: float = 0.0
     sample_s: float = 0.0
+    draft_kernel_s: float = 0.0
     uncaptured_drafts: frozenset[str] = frozenset()
     stage_s: float = 0.0
     cache_shards_s: float = 0.0
@@ -73,6 +74,10 @@ class HostPace:
     def uncaptured_s(self, *, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step without any graph."""
         return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
+
+    def drafting_s(self, *, layers: int, kernels: int, experts: bool) -> float:
+        """The host's time for a draft without any graph."""
+        return layers * (kernels * self.draft_kernel_s + experts * self.experts_layer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
