@@ -45,7 +45,14 @@ def test_workers_of_their_own_leave_the_engine_free_to_tell() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"tp": 2}, {"host": "none"}])
 def test_times_between_tokens_add_up_to_each_request(fields: dict[str, object]) -> None:
-    load = {"requests": 40, "rate_per_s": 8.0, "input_tokens": 900, "output_tokens": 30, "length_spread": 0.5, "seed": 3}
+    load = {
+        "requests": 40,
+        "rate_per_s": 8.0,
+        "input_tokens": 900,
+        "output_tokens": 30,
+        "length_spread": 0.5,
+        "seed": 3,
+    }
     run = serve(**{**MIXTURE, **load, **fields})
     gaps_s, counts = run.log.each_gap()
     table = run.requests
