@@ -43,10 +43,11 @@ class HostPace:
     """How an engine's host launches a step that is no whole graph: steps with prompts, and drafts of some kinds.
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
-    layer of experts ``experts_layer_s`` more. Before the first of them it prepares the step for ``prepare_s``, after the
+    layer of experts ``experts_layer_s`` more. Before the first layer it prepares the step for ``prepare_s``, after the
     last it launches the sampling for ``sample_s``. ``uncaptured_drafts``: what drafts without any graph, each kernel of
-    a layer for ``draft_kernel_s``, the pass's other launches in it. ``stage_s``: from the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
-    tokens of caches, from what the host waits for the GPU with to its launch of the step.
+    a layer for ``draft_kernel_s`` (the other launches of the pass are in it). ``stage_s``: from the begin of a pipeline
+    stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the tokens of caches, from
+    what the host waits for the GPU with to its launch of the step.
     """
 
     captured_tokens: int
