@@ -37,6 +37,14 @@ def test_a_first_token_waits_until_the_next_prompt_is_launched() -> None:
     assert launch_s() == pytest.approx(0.0606, abs=0.0005)
 
 
+def test_a_quicker_host_launches_sooner() -> None:
+    """A lone prompt takes its launches, and what is around them as before."""
+    pace = load_engine("vllm").host
+    usual, quick = (two(10.0, host_pace=times).requests["ttft_s"][0] for times in (1.0, 0.8))
+    launches_s = pace.seconds(tokens=1024, layers=48, kernels=16, experts=True)
+    assert usual - quick == pytest.approx(0.2 * launches_s, rel=1e-6)
+
+
 def test_workers_of_their_own_leave_the_engine_free_to_tell() -> None:
     """With two GPUs the launches are those of other processes."""
     alone, beside = two(10.0, tp=2).requests["ttft_s"], two(0.02, tp=2).requests["ttft_s"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -75,6 +75,21 @@ class HostPace:
     def uncaptured_s(self, *, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step without any graph."""
         return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
+
+    def slower(self, times: float) -> HostPace:
+        """A host whose launches take so many times as long.
+
+        >>> pace = HostPace(captured_tokens=512, captured_layer_s=2e-4, kernel_s=5e-5, experts_layer_s=1e-3)
+        >>> pace.slower(2.0).kernel_s
+        0.0001
+        """
+        return replace(
+            self,
+            captured_layer_s=self.captured_layer_s * times,
+            kernel_s=self.kernel_s * times,
+            experts_layer_s=self.experts_layer_s * times,
+            draft_kernel_s=self.draft_kernel_s * times,
+        )
 
     def drafting_s(self, *, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a draft without any graph."""

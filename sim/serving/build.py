@@ -224,6 +224,7 @@ def host_of(spec: ServeSpec) -> HostTime:
     pace = known.pace
     if pace is None:
         return known
+    pace = pace.slower(spec.host_pace)
     if spec.captured_tokens is not None:
         pace = replace(pace, captured_tokens=spec.captured_tokens)
     # A step whose drafts it launches is planned once the one before is over (a warning of vLLM 0.24 says so).
