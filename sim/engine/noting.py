@@ -13,7 +13,7 @@ from sim.engine.running import Target
 from sim.engine.state import Entry
 
 
-class Held(NamedTuple):
+class HeldBlocks(NamedTuple):
     """A running kernel, or the part of one whose blocks started together, at one instant."""
 
     entry: Entry
@@ -29,7 +29,7 @@ class Noted(NamedTuple):
     """What runs after an instant, whether requests wait, and whether SMs that come free are seen by no one."""
 
     now_ps: int
-    running: list[Held]
+    running: list[HeldBlocks]
     queued: bool
     quiet: bool
 
@@ -47,7 +47,7 @@ class NotingCore(Core):
         gpu = self.gpus[0]
         pool = gpu.pools[0]
         running = [
-            Held(e, e.sms, e.held, e.fill, e.part, e.split.dealing if e.split is not None else None, e.tail_due)
+            HeldBlocks(e, e.sms, e.held, e.fill, e.part, e.split.dealing if e.split is not None else None, e.tail_due)
             for e in gpu.running
         ]
         queued = bool(pool.put_queue)

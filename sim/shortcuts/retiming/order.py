@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.engine.fluid import FluidModel, Running
-from sim.engine.noting import Held, Noted, NotingCore
+from sim.engine.noting import HeldBlocks, Noted, NotingCore
 from sim.engine.record import Recorder
 from sim.engine.resources.tiles import Dealing, last_round
 from sim.engine.running import HeldClock
@@ -123,7 +123,7 @@ class _OrderMaker:
         self._numbers: dict[tuple[tuple[int, float], ...], int] = {}
         self._splits: dict[int, int] = {}
         self._begun: list[list[int]] = []  # parts of each split
-        self._before: dict[int, Held] = {}  # what ran after the last instant, by number
+        self._before: dict[int, HeldBlocks] = {}  # what ran after the last instant, by number
 
     def _all_asks(self, times: dict[int, int]) -> list[set[tuple[int, int]]]:
         """When kernels ask for SMs a while after their turn has come."""
@@ -154,10 +154,10 @@ class _OrderMaker:
         releases: list[int] = []
         grows: list[tuple[int, float]] = []
         runs: list[int] = []
-        fresh: list[Held] = []
+        fresh: list[HeldBlocks] = []
         dealt = False
         passed = [number for number in ends if 0 <= before[number].tail_due < now_ps]
-        after: dict[int, Held] = {}
+        after: dict[int, HeldBlocks] = {}
         for one in running:
             entry = one.entry
             number = numbers[id(entry)]
@@ -205,7 +205,7 @@ class _OrderMaker:
                 leaves.append((number, split))
         return tuple(leaves)
 
-    def _deals(self, fresh: Sequence[Held], running: Mapping[int, Held]) -> Iterable[Deal]:
+    def _deals(self, fresh: Sequence[HeldBlocks], running: Mapping[int, HeldBlocks]) -> Iterable[Deal]:
         """Of kernels of which blocks start now."""
         dealt = set()
         for one in fresh:
@@ -230,7 +230,7 @@ class _OrderMaker:
                 first=first,
             )
 
-    def _tails(self, running: Sequence[Held]) -> Iterable[Tail]:
+    def _tails(self, running: Sequence[HeldBlocks]) -> Iterable[Tail]:
         """What :meth:`SmPool.arm_tails` looks at."""
         for one in running:
             if one.entry.grid.whole and one.held >= one.sms:
