@@ -24,7 +24,7 @@ from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore import workers
-from sim.explore.batches import MAX_BATCH, Item, batches, families
+from sim.explore.batches import MAX_BATCH, Item, batch_size, batches, families
 from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.in_work import telling
 from sim.explore.lines import line_of, row_of
@@ -237,6 +237,7 @@ def _finished(
     deaths_in_vain = 0
     while left:
         before = len(left)
+        size = batch_size(before, pool.jobs, most)
         try:
             for lines in pool.map(run, list(batches(families(list(left.items())), pool.jobs, most))):
                 rows = [row_of(line) for line in lines]
@@ -250,7 +251,7 @@ def _finished(
                     f"workers died {MAX_DEATHS_IN_VAIN} times without finishing a row ({error}); {len(left)} rows "
                     "are left: give them more memory or fewer --jobs; the same command resumes"
                 ) from None
-        most = max(1, most // 2)
+        most = max(1, size // 2)
 
 
 def _feasible(row: Mapping[str, Any], case: GridPoint) -> bool:
