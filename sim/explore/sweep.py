@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -287,4 +286,4 @@ def _journal_row(line: str) -> dict[str, Any] | None:
 
 def _start_journal(journal: Path, known: Iterable[Mapping[str, Any]]) -> None:
     """Rewrite ``journal`` to hold exactly the known rows: a broken last line is gone."""
-    write_atomically(journal, b"".join(json.dumps(row).encode() + b"\n" for row in known))
+    write_atomically(journal, "".join(map(line_of, known)).encode())
