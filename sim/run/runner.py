@@ -31,7 +31,6 @@ from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
-from sim.scenario.resolved import POLICY as POLICY
 from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
