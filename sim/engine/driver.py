@@ -95,6 +95,8 @@ class Engine(Driver):
 
     def _let_go(self) -> None:
         """Cut what refers to each other: then all is freed with the engine, without the collector."""
+        for *_, event in self.env._queue:  # a process and what it waits for know each other
+            event.callbacks = None  # type: ignore[assignment]  # as SimPy has it once an event is processed
         self.env._queue.clear()
         for stream in self.streams:
             stream.get_queue.clear()
