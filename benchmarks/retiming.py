@@ -180,7 +180,7 @@ def orders(scenarios: int) -> str:
 def main() -> None:
     """Both sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, default=42, help="scenarios that are searched, under five caps each")
+    parser.add_argument("--points", type=int, default=84, help="scenarios that are searched, under five caps each")
     parser.add_argument("--scenarios", type=int, default=20, help="of each kind whose orders are walked through")
     parser.add_argument("--out", type=Path, help="Markdown file whose sections of these titles are replaced")
     given = parser.parse_args()

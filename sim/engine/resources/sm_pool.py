@@ -129,7 +129,7 @@ class SmPool(Arbitrated):
             give = self._room(event)
         if give <= 0.0:
             if event.at_once:
-                self._start_onnothing(event)
+                self._start_on_nothing(event)
             return event.at_once
         if give < wanted:
             if not grid.whole:
@@ -148,7 +148,7 @@ class SmPool(Arbitrated):
         event.succeed()
         return True
 
-    def _start_onnothing(self, event: Blocks) -> None:
+    def _start_on_nothing(self, event: Blocks) -> None:
         event.wanted = event.held = event.sms = 0.0
         event.split = None
         self.users.append(event)
