@@ -247,6 +247,17 @@ def test_what_the_decoder_of_a_run_rests_on(tmp_path: Path) -> None:
         parse_dit(text.replace("AutoencoderKL", "KL"), where="own.toml")
 
 
+@pytest.mark.parametrize("width", [1, 5])
+def test_channels_that_a_decoder_halves_are_even(width: int) -> None:
+    text = (FOLDER / "workloads" / "data" / "dit" / "wan2.1-1.3b.toml").read_text(encoding="utf-8")
+    wide, narrow = "[384, 384, 192, 96]", f"[384, 384, {width}, 96]"
+    assert wide in text
+    with pytest.raises(WorkloadError, match=f"own.toml: decoder_widths = {width}: AutoencoderKLWan halves .* even"):
+        parse_dit(text.replace(wide, narrow), where="own.toml")
+    last = parse_dit(text.replace(wide, f"[384, 384, 192, {width}]"), where="own.toml")
+    assert decoder_segments(last, LatentGrid(2, 8, 8), 1)
+
+
 @pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb"])
 def test_its_laws_are_carried_to_every_gpu(gpu: str) -> None:
     laws = profile_for(load_gpu(gpu)).engines["diffusers"]

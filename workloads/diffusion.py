@@ -12,7 +12,7 @@ from typing import Any
 from inputs.files import contents, read_text
 from inputs.suggest import nearest
 from inputs.texts import parse_toml, shown
-from workloads.decoder import list_decoders
+from workloads.decoder import list_decoders, load_decoder
 from workloads.errors import WorkloadError
 from workloads.fields import flag, positive, refuse_unknown
 from workloads.work import DType
@@ -140,6 +140,12 @@ def parse_dit(text: str, *, where: str) -> DitSpec:
     if decoder is not None and decoder not in list_decoders():
         raise WorkloadError(f"{where}: decoder = {shown(decoder)}: give one of {', '.join(list_decoders())}")
     sizes |= {name: flag(data, name, where) for name in ("masks_text", "images_only")}
+    if decoder is not None and load_decoder(decoder).halves:
+        for width in sizes["decoder_widths"][:-1]:
+            if width % 2:
+                raise WorkloadError(
+                    f"{where}: decoder_widths = {width}: {decoder} halves channels as it upsamples: give an even number"
+                )
     spec = DitSpec(id=data["id"], source=data["source"], decoder=decoder, **sizes)
     if not spec.layers or (spec.cross_layers and spec.layers > spec.cross_layers):
         raise WorkloadError(f"{where}: layers: give cross_layers, or double_layers and single_layers")

@@ -77,7 +77,8 @@ class Work:
 
     def _between_nodes(self) -> Iterator[tuple[int, KernelClass]]:
         """Streams and classes of collectives, those that leave their nodes among them."""
-        alike = {Same(s.kernels) for rank in self.program.ranks for phase in rank.phases for s in phase.segments}
+        segments = (s for rank in self.program.ranks for phase in rank.phases for s in phase.segments)
+        alike = dict.fromkeys(Same(s.kernels) for s in segments)  # in their order: the port that is named is the first
         kernels = (kernel for one in alike for kernel in one.held if isinstance(kernel.work, CollectiveWork))
         return ((kernel.stream, self.classify(kernel)) for kernel in kernels)
 
