@@ -221,7 +221,7 @@ def test_requests_of_a_real_server_with_adapters() -> None:
     (row,) = [row for row in validate([STEPS]) if row.record.kind == "engine_serve"]
     assert row.predicted is not None and row.predicted.served is not None
     seen, said = row.measured["served"], row.predicted.served
-    assert said["itl_p50_s"] / seen["itl_p50_s"] == pytest.approx(0.922, abs=0.01)
+    assert said["itl_p50_s"] / seen["itl_p50_s"] == pytest.approx(0.91, abs=0.01)
     assert said["ttft_p50_s"] / seen["ttft_p50_s"] == pytest.approx(0.80, abs=0.02)
     assert row.error("energy_j") == pytest.approx(-0.028, abs=0.01)
 
