@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test compiled lint clean
 
 $(BIN)/wattline: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,13 @@ demo: $(BIN)/wattline
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
 
+# An environment of its own with the compiled engine (docs/compiled.md); it needs a C compiler.
+compiled:
+	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true .venv-compiled/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt ".[report,ui]"
+	.venv-compiled/bin/wattline --version
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,4 +36,4 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) .venv-compiled demo build dist

@@ -1,5 +1,7 @@
 """Every benchmark of wattline alone, one after another: ``python benchmarks/everything.py [--out FILE]``.
 
+``compiled.py`` is none of them: it takes two environments.
+
 About ten minutes on two free cores. Each one owns its section of the page and says there how to run it alone.
 """
 
@@ -11,7 +13,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("engine", "detail", "sweep", "shell", "trace_write", "trace_read", "serving")
+BENCHMARKS = ("engine", "detail", "retiming", "sweep", "shell", "trace_write", "trace_read", "serving")
 
 
 def main() -> None:

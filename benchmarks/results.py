@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from sim.engine.kind import engine_kind
+
 PACKAGES = ("wattline", "simpy", "numpy", "scipy", "pandas")
 TITLE = "# Benchmark results\n\nReal runs; each section is written by the command it names.\n"
 
@@ -26,7 +28,7 @@ def machine() -> str:
     load = f"{os.getloadavg()[0]:.1f}"
     return (
         f"{os.cpu_count()} x {cpu}, {platform.system()} {platform.release().split('-')[0]}, load average {load} at the "
-        f"start; Python {platform.python_version()}, {packages}."
+        f"start; Python {platform.python_version()}, {engine_kind()} engine, {packages}."
     )
 
 

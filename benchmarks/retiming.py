@@ -30,6 +30,7 @@ from sim.engine import fluid
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
+from sim.engine.noting import NotingCore
 from sim.engine.running import HeldClock
 from sim.result.looks import Looks
 from sim.run import runner
@@ -39,7 +40,7 @@ from sim.scenario.machine import Machine, machine_of
 from sim.scenario.resolved import resolve_scenario
 from sim.shortcuts.clocks import clock_of, grid_of, step_of, top_step
 from sim.shortcuts.pieces import Repeated
-from sim.shortcuts.retiming.order import NotingCore, order_of
+from sim.shortcuts.retiming.order import order_of
 from sim.shortcuts.retiming.record import OrderRecord
 from sim.shortcuts.retiming.walk import walk
 
@@ -179,7 +180,7 @@ def orders(scenarios: int) -> str:
 def main() -> None:
     """Both sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, default=42, help="scenarios that are searched, under five caps each")
+    parser.add_argument("--points", type=int, default=84, help="scenarios that are searched, under five caps each")
     parser.add_argument("--scenarios", type=int, default=20, help="of each kind whose orders are walked through")
     parser.add_argument("--out", type=Path, help="Markdown file whose sections of these titles are replaced")
     given = parser.parse_args()

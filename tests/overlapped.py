@@ -10,10 +10,11 @@ from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
 from sim.engine.graph import KernelClass, KernelGraph
+from sim.engine.noting import NotingCore
 from sim.engine.record import Recorder
 from sim.engine.running import GpuModel, HeldClock
 from sim.shortcuts.clocks import clock_of
-from sim.shortcuts.retiming.order import NotingCore, order_of
+from sim.shortcuts.retiming.order import order_of
 from sim.shortcuts.retiming.record import OrderRecord
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 

@@ -143,7 +143,7 @@ def test_images_decoded_together_as_the_real_modules_do() -> None:
 
 
 def test_videos_upsampled_at_once_take_little_more_than_one() -> None:
-    """One size of two videos gave the share, the other judges it (by the law before it took 90 % longer)."""
+    """One size of two videos gave the share, the other judges it."""
     found = {
         (row.record.inputs["batch"], row.record.inputs["channels"]): row
         for row in validate((RECORDS / "decoder_again.jsonl",))

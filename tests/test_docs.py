@@ -18,7 +18,7 @@ from workloads.model_file import parse_model
 ROOT = Path(__file__).parents[1]
 DOCS = (
     "howto", "records", "detail", "layouts", "overlap", "experts", "sweep", "serving", "closed_form", "outputs", "ui",
-    "replay", "engines",
+    "replay", "engines", "compiled",
 )  # fmt: skip
 STUDIES = ("fusion", "spread", "optima", "split", "uncertainty")
 PAGES = (

@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Generator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simpy.events import Event
 
 from sim.build.cost import Pricer
 from sim.build.lower import lower
-from sim.engine.driver import Engine
+from sim.engine.driver import Engine, Governor, Tick
+from sim.engine.fluid import FluidModel, Running, _shared_by
 from sim.engine.graph import KernelClass
 from sim.engine.record import Recorder
 from sim.engine.resources.bandwidth import share
@@ -362,8 +366,37 @@ def test_the_same_run_gives_the_same_bytes() -> None:
     assert first.span_energy_j.tobytes() == second.span_energy_j.tobytes()
 
 
-def test_an_engine_is_freed_without_the_collector() -> None:
-    engine = Engine(core_of(graph((0, [COMPUTE, REDUCE]), (0, [COPY]), (1, [REDUCE, COMPUTE]))))
+@pytest.mark.parametrize("first", ["parts", "kernels"])
+def test_parts_of_a_kernel_and_kernels_of_equal_costs_have_states_of_their_own(first: str) -> None:
+    # Loads of a kernel queue behind those of another, not behind those of its own other blocks; models share states.
+    classes = tuple(
+        replace(with_terms(COMPUTE, blocks=512, hbm_bytes=4e6, hbm_bytes_per_s=1e12, load_wait=0.6), name=name)
+        for name in ("one", "other")
+    )
+    asked: dict[str, Running] = {
+        "parts": ((0, 50.0, False, 1.0), (0, 50.0, False, 1.0)),
+        "kernels": ((0, 50.0, False, 1.0), (1, 50.0, False, 1.0)),
+    }
+    found = {}
+    _shared_by.cache_clear()
+    for name in sorted(asked, key=lambda name: name != first):
+        found[name] = FluidModel(GPU, classes, []).solve(asked[name], 1e9, GPU.max_clock_hz).rates
+        alone = FluidModel(GPU, classes, []).running_set(asked[name]).at(GPU.max_clock_hz)
+        assert found[name] == alone.rates
+    assert found["kernels"] < found["parts"]
+
+
+class Ticking:
+    """A governor that waits for its next tick when the run ends."""
+
+    def process(self, engine: Engine) -> Generator[Event, Any, None]:
+        while True:
+            yield Tick(engine.env, 1_000_000)
+
+
+@pytest.mark.parametrize("governor", [None, Ticking()])
+def test_an_engine_is_freed_without_the_collector(governor: Governor | None) -> None:
+    engine = Engine(core_of(graph((0, [COMPUTE, REDUCE]), (0, [COPY]), (1, [REDUCE, COMPUTE]))), governor)
     engine.run()
     parts = [weakref.ref(one) for one in (engine, engine.core, engine.env, engine.core.gpus[0].pools[0])]
     gc.disable()

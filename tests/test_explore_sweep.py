@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from sim.explore.grid import ScenarioGrid, parse_grid
 from sim.explore.in_work import slowest, telling
 from sim.explore.sweep import LOOK_EVERY, Collector, append, run_batch, sweep
 from sim.explore.table import read_table
-from sim.explore.workers import Pool
+from sim.explore.workers import Pool, WorkerDied
 
 SMALL = {"model": "llama3-8b", "layers": 1, "lm_head": False}
 ALONE = Pool(jobs=1)
@@ -125,6 +125,20 @@ def test_a_dead_worker_process_is_replaced(tmp_path: Path) -> None:
     table = read_table(tmp_path / "r.parquet")
     assert killed and (done.rows, done.failed) == (120, 0)
     assert sorted(table["power_cap_w"]) == pytest.approx([600 + i / 10 for i in range(120)])
+
+
+def test_what_workers_die_of_is_handed_out_in_halves(tmp_path: Path) -> None:
+    longest = []
+
+    class Deadly(Pool):
+        def map(self, _: object, batches: Sequence[Sequence[object]]) -> Iterator[Any]:
+            longest.append(max(map(len, batches)))
+            raise WorkerDied("killed")
+            yield
+
+    with pytest.raises(SimError, match=r"workers died 3 times without finishing a row \(killed\); 120 rows are left"):
+        sweep(caps(120), tmp_path / "r.parquet", pool=Deadly(jobs=2))
+    assert longest == [7, 3, 1]
 
 
 def test_shell_prints_the_four_fixed_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

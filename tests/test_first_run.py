@@ -58,6 +58,8 @@ main({RUN})
 
 def test_every_name_of_workloads_is_there() -> None:
     # Some load when they are asked for.
+    assert printed("import workloads; print(set(workloads.__all__) - set(dir(workloads)))") == "set()"
+    assert printed("from workloads import *; print(build_training.__name__, Group.__name__)") == "build_training Group"
     script = "import workloads; print(all(hasattr(workloads, name) for name in workloads.__all__))"
     assert printed(script) == "True"
     with pytest.raises(AttributeError, match="module 'workloads' has no attribute 'build_ragde'"):

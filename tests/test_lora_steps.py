@@ -13,8 +13,10 @@ from hardware.catalog import load_gpu
 from hardware.laws.adapters import AdapterSizes, adapter_base_terms
 from hardware.laws.terms import time_s, wanted_sms
 from hardware.profile import profile_for
-from sim import simulate
+from sim import Scenario, simulate
 from sim.errors import MemoryShortError
+from sim.scenario.memory import memory_need
+from sim.scenario.resolved import resolve_scenario
 from sim.serving.cost import Batch, Chunk, Cost
 from sim.serving.price import StepPrices
 from sim.serving.spec import ServeSpec
@@ -199,6 +201,11 @@ def test_a_single_step_has_its_adapters_and_their_slots() -> None:
     assert any("with layout = adapters was measured" in reason for reason in runs[1].standing.reasons)
     with pytest.raises(MemoryShortError):
         simulate(**(step | {"batch": 128}), lora_adapters=128, max_lora_rank=256)
+    room = [
+        memory_need(resolve_scenario(Scenario.of(**step, lora_adapters=asked, max_loras=slots))).weight_bytes
+        for asked, slots in ((1, None), (1, 8), (8, None))
+    ]
+    assert room[0] < room[1] == room[2]
     drafted = simulate(**step, lora_adapters=4, speculation="eagle", acceptance=0.5)
     assert drafted.latency_s > simulate(**step, speculation="eagle", acceptance=0.5).latency_s
 

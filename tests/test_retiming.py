@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +18,10 @@ from hypothesis import strategies as st
 from sim.engine.core import Core
 from sim.engine.driver import Engine
 from sim.engine.fluid import FluidModel
+from sim.engine.noting import NotingCore
 from sim.engine.running import HeldClock
 from sim.shortcuts.clocks import grid_of, step_of, top_step
-from sim.shortcuts.retiming.order import NotingCore, OrderError, order_of
+from sim.shortcuts.retiming.order import OrderError, order_of
 from sim.shortcuts.retiming.walk import Walked, walk
 from tests.engine_kit import COMPUTE, COPY, GPU, REDUCE, graph, with_terms
 from tests.overlapped import HOPPER, at_step, program, record_at
@@ -108,6 +112,20 @@ def test_orders_that_cannot_be_followed_are_refused(g: object, why: str) -> None
     records = Engine(core).run()
     with pytest.raises(OrderError, match=why):
         order_of(core, held, records)
+
+
+def test_a_record_is_freed_without_the_collector() -> None:
+    # Sweeps freeze what a batch leaves: a record that referred to itself would stay.
+    record = record_at(program(random.Random(4)), HOPPER, 600, 300.0)
+    assert max(len(running) for running in record.order.sets) > 1
+    walk(record.solved(grid_of(HOPPER).at(np.array([590, 610])), 300.0))
+    parts: list[Callable[[], object]] = [weakref.ref(record.sets), weakref.ref(record)]
+    gc.disable()
+    try:
+        del record
+        assert [part() for part in parts] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_noting_changes_nothing() -> None:

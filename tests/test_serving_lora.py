@@ -28,7 +28,7 @@ LOAD: dict[str, Any] = {"model": MODEL, "requests": 60, "rate_per_s": 20.0, "inp
 
 def test_a_lone_request_s_tokens_all_come_with_its_adapter() -> None:
     """Each of its steps costs more than one without, wherever in a range of contexts it stands."""
-    one: dict[str, Any] = {"model": MODEL, "requests": 1, "output_tokens": 9}
+    one: dict[str, Any] = {"model": MODEL, "requests": 1, "output_tokens": 9, "host": "none"}
     paces = [
         float(serve(**one, input_tokens=tokens, lora_adapters=1).requests["tpot_s"].iloc[0])
         for tokens in (120, 127, 128, 129, 130)

@@ -19,7 +19,7 @@ from sim.serving import parts, price_cache, serve
 from sim.serving.cost import Batch, Chunk, Cost, Part
 from sim.serving.parts import PartTable, SumPart, played, table_of
 from sim.serving.price import StepPrices
-from sim.shortcuts.serial import whole_ps
+from sim.shortcuts.solo import whole_ps
 
 SIZES = [("shared", 300, 0), ("head", 17, 0), ("decode", 24, 912), ("chunk", 257, 128)]
 

@@ -89,7 +89,7 @@ def test_a_draft_model_of_vllm_is_launched_kernel_by_kernel_and_eagle_is_not() -
     """No graph holds its passes (a trace of vLLM 0.24): a step takes as long as the host, served or simulated."""
     drafts = {"speculation": "draft_model", "draft_model": "llama3.2-1b", "acceptance": 0.0}
     load = {"model": "llama3-8b", "input_tokens": 1000, "output_tokens": 20, "requests": 1}
-    host_s = 3 * 16 * 10 * load_engine("vllm").host.kernel_s  # passes, layers, kernels of a layer
+    host_s = 3 * 16 * 10 * load_engine("vllm").host.draft_kernel_s  # passes, layers, kernels of a layer
     tpot_s = serve(**load, **drafts).requests["tpot_s"][0]
     assert tpot_s == pytest.approx(host_s, rel=0.02)
     step = simulate(model="llama3-8b", phase="decode", batch=1, seq_len=1010, stack="vllm", **drafts)
@@ -116,6 +116,9 @@ def test_traces_show_what_is_a_graph() -> None:
         found[name] = round(calls["cudaGraphLaunch"] / steps), launched / steps
     assert found["1055-eagle"][0] == 4 and found["1055-eagle"][1] < 50
     assert found["1030-draft-llama3.2-1b"][0] <= 2 and 600 < found["1030-draft-llama3.2-1b"][1] < 800
+    pace, counted = load_engine("vllm").host, 3 * 16 * 10
+    launched_s = found["1030-draft-llama3.2-1b"][1] * pace.kernel_s
+    assert counted * pace.draft_kernel_s == pytest.approx(launched_s, rel=0.005)
 
 
 def test_tokens_a_step_are_the_closed_form_s_mean() -> None:

@@ -284,7 +284,9 @@ def test_a_request_waits_for_the_step_that_was_planned_ahead_and_for_its_way() -
     way_s = table["received_s"] - table["arrival_s"]
     path = load_engine("vllm").request_path
     assert (way_s >= 0).all() and way_s.max() <= max(path.seconds)
-    assert way_s.median() == pytest.approx(0.005, abs=0.0005)  # of lone prompts, tests/test_vllm_host.py
+    pace = load_engine("vllm").host
+    beyond_s = way_s.median() + pace.prepare_s + pace.sample_s
+    assert beyond_s == pytest.approx(0.005, abs=0.0005)  # of lone prompts, tests/test_vllm_host.py
     assert table["ttft_s"].median() > plain.requests["ttft_s"].median() + 0.5 * plain.summary["itl_s"]["p50"]
     assert (plain.requests["received_s"] == plain.requests["arrival_s"]).all()
     trace = to_trace(ahead)
@@ -300,7 +302,8 @@ def test_a_host_that_launches_prompts_piece_by_piece_leaves_the_gpus_idle() -> N
     host_s = pace.seconds(tokens=600, layers=48, kernels=16, experts=True)
     assert host_s > 2 * float(plain.requests["ttft_s"].iloc[0])
     waited_s = float(run.requests["first_token_s"].iloc[0] - run.requests["started_s"].iloc[0])
-    assert waited_s == pytest.approx(host_s, rel=0.05)
+    around_s = pace.prepare_s + pace.sample_s  # of this step, and of the next, which is launched before it is told
+    assert waited_s == pytest.approx(host_s + 2 * around_s, rel=0.002)
     assert run.log.idle_j > plain.log.idle_j
 
 

@@ -115,3 +115,7 @@ def __getattr__(name: str) -> Any:
             globals()[name] = found  # asked for once
             return found
     raise AttributeError(f"module 'workloads' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

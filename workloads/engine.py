@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -43,15 +43,20 @@ class HostPace:
     """How an engine's host launches a step that is no whole graph: steps with prompts, and drafts of some kinds.
 
     Up to ``captured_tokens`` a layer takes ``captured_layer_s``; beyond, each of its kernels takes ``kernel_s``, and a
-    layer of experts ``experts_layer_s`` more. ``uncaptured_drafts``: what drafts without any graph. ``stage_s``: from
-    the begin of a pipeline stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the
-    tokens of caches, from what the host waits for the GPU with to its launch of the step.
+    layer of experts ``experts_layer_s`` more. Before the first layer it prepares the step for ``prepare_s``, after the
+    last it launches the sampling for ``sample_s``. ``uncaptured_drafts``: what drafts without any graph, each kernel of
+    a layer for ``draft_kernel_s`` (the other launches of the pass are in it). ``stage_s``: from the begin of a pipeline
+    stage's step to that of the next, at least. ``cache_shards_s``: where ranks share out the tokens of caches, from
+    what the host waits for the GPU with to its launch of the step.
     """
 
     captured_tokens: int
     captured_layer_s: float
     kernel_s: float
     experts_layer_s: float
+    prepare_s: float = 0.0
+    sample_s: float = 0.0
+    draft_kernel_s: float = 0.0
     uncaptured_drafts: frozenset[str] = frozenset()
     stage_s: float = 0.0
     cache_shards_s: float = 0.0
@@ -70,6 +75,25 @@ class HostPace:
     def uncaptured_s(self, *, layers: int, kernels: int, experts: bool) -> float:
         """The host's time for a step without any graph."""
         return layers * (kernels * self.kernel_s + experts * self.experts_layer_s)
+
+    def slower(self, times: float) -> HostPace:
+        """A host whose launches take so many times as long.
+
+        >>> pace = HostPace(captured_tokens=512, captured_layer_s=2e-4, kernel_s=5e-5, experts_layer_s=1e-3)
+        >>> pace.slower(2.0).kernel_s
+        0.0001
+        """
+        return replace(
+            self,
+            captured_layer_s=self.captured_layer_s * times,
+            kernel_s=self.kernel_s * times,
+            experts_layer_s=self.experts_layer_s * times,
+            draft_kernel_s=self.draft_kernel_s * times,
+        )
+
+    def drafting_s(self, *, layers: int, kernels: int, experts: bool) -> float:
+        """The host's time for a draft without any graph."""
+        return layers * (kernels * self.draft_kernel_s + experts * self.experts_layer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

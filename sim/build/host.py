@@ -63,7 +63,7 @@ def _drafting_s(program: Program, pace: HostPace, classify: Classify, *, sms: in
         [segment for phase in phases for segment in phase.segments], classify, sms=sms, clock_hz=clock_hz
     )
     layers = [segment for segment in phases[0].segments if segment.layers]
-    host_s = sum(len(segment.kernels) * segment.repeat for segment in layers) * pace.kernel_s
+    host_s = sum(len(segment.kernels) * segment.repeat for segment in layers) * pace.draft_kernel_s
     return host_s / count if host_s > FAR_BEHIND * kernels_s else None
 
 

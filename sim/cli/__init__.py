@@ -177,8 +177,21 @@ def _narrow() -> int | None:
     return max(columns - 2, 20) if columns < 52 else None
 
 
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the version, and which engine runs."""
+    if asked:
+        from importlib.metadata import version
+
+        from sim.engine.kind import engine_kind
+
+        click.echo(f"wattline, version {version('wattline')}, {engine_kind()} engine")
+        context.exit()
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _narrow()})
-@click.version_option(package_name="wattline")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
+)
 def app() -> None:
     """Simulate multi-GPU AI inference and see where the time and the joules go."""
 

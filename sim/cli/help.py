@@ -42,7 +42,7 @@ PANELS = {
     "Engine": (
         "max_num_seqs", "max_num_batched_tokens", "block_tokens", "memory_share", "kv_blocks", "prefix_caching",
         "preemption", "kv_host_gb", "kv_disk_gb", "kv_remote_gb", "kv_remote_gb_per_s", "sampling", "attention", "host",
-        "captured_tokens", "host_ms",
+        "captured_tokens", "host_ms", "host_pace",
     ),
     "Routing, scaling, failures": (
         "router", "autoscale", "autoscale_target", "autoscale_look_s", "autoscale_calm_s", "min_replicas",

@@ -18,7 +18,8 @@ from sim.engine.deadlock import deadlock_message
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.graph import KernelGraph
 from sim.engine.record import Recorder
-from sim.engine.resources.sm_pool import Return
+from sim.engine.resources.grid import Grid
+from sim.engine.resources.sm_pool import Return, nothing
 from sim.engine.running import GpuState, Rules, Target
 from sim.engine.state import Driver, Entry, Flow, Gpu
 from sim.engine.ties import common_paces, tied_together
@@ -53,7 +54,8 @@ class Core:
         self.lead_ps = [round(c.lead_s * 1e12) for c in graph.classes]
         self._gap_ps = [round(c.gap_s * 1e12) for c in graph.classes]
         self._moves = [(c.terms.hbm_bytes > 0.0) + 2 * (c.terms.link_bytes > 0.0) for c in graph.classes]
-        self._asks = [(c.priority, models[0].grid(class_id)) for class_id, c in enumerate(graph.classes)]
+        self._grids: list[Grid] = [models[0].grid(class_id) for class_id in range(len(graph.classes))]
+        self._priorities = [c.priority for c in graph.classes]
         self._everyone = list(range(graph.gpus))
         self._alike = False
         self._updated_ps = -1
@@ -62,7 +64,6 @@ class Core:
     def start(self, driver: Driver) -> None:
         """Attach the driver, which has set the resources of the GPUs, and set every GPU to idle power."""
         self.driver = driver
-        self._finished, self._arm = driver.finished, driver.arm
         spans = self.recorder
         self._note = (
             spans.span_op.append, spans.span_start_ps.append, spans.span_end_ps.append, spans.span_energy_j.append
@@ -71,7 +72,7 @@ class Core:
         self._pools = [pool for gpu in self.gpus for pool in gpu.pools]
         self._lone = self.gpus[0] if len(self.gpus) == 1 and self.between is None else None
         for gpu in self.gpus:
-            gpu.begin = self.begin
+            gpu.env, gpu.begin = driver.env, self.begin
             memory, port = gpu.hbm.put_queue, gpu.port.put_queue
             gpu.crossed = ((), (memory,), (port,), (memory, port))
             gpu.model = gpu.model.under(Rules(hbm=gpu.hbm.shares, link=gpu.port.shares))
@@ -82,9 +83,8 @@ class Core:
     def stop(self) -> None:
         """After the run: let go of the driver."""
         self.driver = None
-        del self._finished, self._arm
         for gpu in self.gpus:
-            del gpu.begin
+            gpu.begin = nothing
 
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel is at the head of its queue and its predecessors are done: it asks for SMs or a copy engine."""
@@ -98,15 +98,15 @@ class Core:
             flow = self._flows[collective] = Flow(collective, len(graph.collective_members[collective]))
         class_id = graph.op_class[op]
         gpu = self.gpus[graph.op_gpu[op]]
-        priority, grid = self._asks[class_id]
+        grid = self._grids[class_id]
         place = self._partition[graph.op_queue[op]] if self._partition else 0
         pool = gpu.pools[place] if grid.sms else gpu.copy_engine
-        Entry(op, class_id, gpu, flow, grid, (priority, now_ps, op), grid.sms, pool)
+        Entry(op, class_id, gpu, flow, grid, (self._priorities[class_id], now_ps, op), grid.sms, pool)
 
     def begin(self, entry: Entry) -> None:
         """The kernel's request is granted: it runs, or waits on its SMs for other ranks."""
         gpu, flow = entry.gpu, entry.flow
-        now_ps = entry.env._now
+        now_ps = gpu.env._now
         if gpu.integrated_ps != now_ps:
             self._integrate(gpu, now_ps)
         entry.start_ps = now_ps
@@ -146,7 +146,8 @@ class Core:
         if not ended:
             return
         note_op, note_start, note_end, note_energy = self._note
-        finished, dirty, gap_ps = self._finished, self.dirty, self._gap_ps
+        driver, dirty, gap_ps = self.driver, self.dirty, self._gap_ps
+        assert driver is not None
         self.inflight -= len(ended)
         for flow in ended:
             if flow.collective >= 0:
@@ -177,7 +178,7 @@ class Core:
                 note_end(now_ps)
                 note_energy(entry.energy_j)
                 self.left -= 1
-                finished(op)
+                driver.finished(op)
             flow.entries.clear()  # no reference cycle stays behind: the engine runs with the collector off
 
     def touch(self, gpu_index: int) -> None:
@@ -285,7 +286,8 @@ class Core:
         if first_ps != gpu.due_ps:
             gpu.due_ps = first_ps
             if first_ps:
-                self._arm(gpu, first_ps)
+                assert self.driver is not None
+                self.driver.arm(gpu, first_ps)
 
     def _all_alike(self) -> bool:
         """Whether equal kernels run equally on all GPUs: one model and one power target."""

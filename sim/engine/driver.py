@@ -20,7 +20,7 @@ from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.network import Network
 from sim.engine.resources.sm_pool import SmPool, nothing
 from sim.engine.resources.stream import Stream
-from sim.engine.state import Gpu
+from sim.engine.state import Driver, Gpu
 from sim.engine.time import WholeTime
 
 
@@ -38,7 +38,7 @@ class Governor(Protocol):
         """The SimPy process; it must end when ``engine.done`` is true."""
 
 
-class Engine:
+class Engine(Driver):
     """Runs a :class:`Core` on SimPy until its last kernel has ended.
 
     Until :meth:`run`, the resources of a GPU (``core.gpus[i].pools`` and the others) may be replaced by others.
@@ -85,16 +85,20 @@ class Engine:
             stream.turns(self._turn)
         if self._governor is not None:
             env.process(self._governor.process(self))
-        with collector_paused():  # nothing the loop makes is cyclic; collecting would cost 7 %
-            if not env.run_out(core, self._close):
-                core.update(self._last_ps)  # raises the deadlock error
-        records = core.finish(self._last_ps)
-        records.events = next(env._eid)
-        self._let_go()
-        return records
+        try:
+            with collector_paused():  # nothing the loop makes is cyclic; collecting would cost 7 %
+                if not env.run_out(core, self._close):
+                    core.update(self._last_ps)  # raises the deadlock error
+            records = core.finish(self._last_ps)
+            records.events = next(env._eid)
+            return records
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         """Cut what refers to each other: then all is freed with the engine, without the collector."""
+        for *_, event in self.env._queue:  # a process and what it waits for know each other
+            event.callbacks = None  # type: ignore[assignment]  # as SimPy has it once an event is processed
         self.env._queue.clear()
         for stream in self.streams:
             stream.get_queue.clear()

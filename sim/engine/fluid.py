@@ -30,9 +30,10 @@ States = dict[tuple[float, float, Caps], GpuState]  # of one running set, by pow
 
 @dataclass(slots=True)
 class Shared:
-    """The states of all running sets, by the costs of their kernels, and the number of these states."""
+    """The states of all running sets, by the costs of their members and the first that each shares a kernel with, and
+    the number of these states."""
 
-    states: dict[Running, States] = field(default_factory=dict)
+    states: dict[tuple[Running, tuple[int, ...]], States] = field(default_factory=dict)
     count: int = 0
 
 
@@ -144,7 +145,10 @@ class FluidModel:
 
     def _know(self, running: Running) -> Known:
         costed = tuple([(self.cost(c), hold, waiting, fill) for c, hold, waiting, fill in running])
-        known = self._known[running] = Known(running, self._shared.states.setdefault(costed, {}))
+        # Parts of a kernel do not queue behind each other; kernels of equal costs do.
+        classes = [c for c, *_ in running]
+        kernels = tuple([classes.index(c) for c in classes])
+        known = self._known[running] = Known(running, self._shared.states.setdefault((costed, kernels), {}))
         return known
 
     def _found(self, known: Known, limit_w: float, clock_cap_hz: float, caps: Caps) -> GpuState:

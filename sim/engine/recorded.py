@@ -103,7 +103,6 @@ class RecordedCore(Core):
         """Attach the driver."""
         assert isinstance(driver, Engine)
         self.driver, self.env = driver, driver.env
-        self._finished = driver.finished
         for gpu in self.gpus:
             for pool in gpu.pools:
                 pool.rushed = True
@@ -111,7 +110,6 @@ class RecordedCore(Core):
     def stop(self) -> None:
         """After the run: let go of the driver."""
         self.driver = None
-        del self._finished
 
     def submit(self, op: int, now_ps: int) -> None:
         """The kernel may start: it runs, or requests SMs first."""
@@ -226,7 +224,8 @@ class RecordedCore(Core):
     def _complete_op(self, op: int) -> None:
         self.end_ps[op] = self.env.now
         self.left -= 1
-        self._finished(op)
+        assert self.driver is not None
+        self.driver.finished(op)
 
     def touch(self, gpu_index: int) -> None:
         """Nothing to update: rates do not depend on the SMs held."""

@@ -13,7 +13,7 @@ from sim.engine.course import Opening, course, exits_of, rounds_alone
 from sim.engine.resources.arbitration import Arbitrated, Moment
 from sim.engine.resources.grid import Grid
 from sim.engine.resources.sm_pool import Blocks
-from sim.engine.resources.tiles import BlockRequest, Dealing, Split
+from sim.engine.resources.tiles import Dealing, Split
 from sim.engine.time import WholeTime
 
 
@@ -37,7 +37,7 @@ class Dealt(Split):
         self.started: list[RecordedBlocks] = []
         self.exit_ps = math.inf  # when the first blocks end
 
-    def join(self, part: BlockRequest, now_ps: int) -> None:
+    def join(self, part: Blocks, now_ps: int) -> None:
         """Blocks start: from now on they process their share of the tiles."""
         assert isinstance(part, RecordedBlocks)
         slots = int(part.sms)
@@ -76,7 +76,7 @@ class Dealt(Split):
         at = bisect_left(times_ps, True, key=lambda round_ps: course(self.grid, openings, round_ps).end_ps >= end_ps)
         return float(times_ps[min(at, len(times_ps) - 1)])
 
-    def ended(self, _: BlockRequest) -> bool:
+    def ended(self, _: Blocks) -> bool:
         """Take in blocks that have ended; True of the last ones."""
         self.parts -= 1
         return not self.parts

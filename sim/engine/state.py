@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
 from heapq import heappush
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from simpy.events import NORMAL, PENDING
 
 from sim.engine.fluid import FluidModel, Running
 from sim.engine.resources.arbitration import Arbitrated
 from sim.engine.resources.copy_engine import CopyEngine
-from sim.engine.resources.grid import Grid
+from sim.engine.resources.grid import Grid, Progress
 from sim.engine.resources.hbm import Hbm
 from sim.engine.resources.link_port import LinkPort
 from sim.engine.resources.sm_pool import Blocks, SmPool
@@ -22,20 +22,24 @@ from sim.engine.time import WholeTime
 Queues = tuple[MutableSequence[Any], ...]  # of the memory and the port of a GPU
 
 
-class Driver(Protocol):
+class Driver:
     """The interface of the driver that schedules events for the core."""
+
+    env: WholeTime
 
     def arm(self, gpu: Gpu, due_ps: int) -> None:
         """Call ``core.due`` with this GPU at ``due_ps``."""
+        raise NotImplementedError
 
     def finished(self, op: int) -> None:
         """The kernel has ended: release its stream and its successors."""
+        raise NotImplementedError
 
 
-class Flow:
+class Flow(Progress):
     """A running kernel: one progress, shared by all its ranks."""
 
-    __slots__ = ("collective", "due_ps", "entries", "left", "missing", "rate", "updated_ps")
+    __slots__ = ("collective", "entries", "missing")
 
     def __init__(self, collective: int, missing: int) -> None:
         self.collective = collective
@@ -52,8 +56,7 @@ class Entry(Blocks):
         "_ok", "_value", "callbacks", "class_id", "crossed", "energy_j", "env", "fill", "flow", "gpu", "grid", "held",
         "key", "op", "part", "progress", "resource", "sms", "split", "start_ps", "tail_due", "wanted",
     )  # fmt: skip
-    env: WholeTime
-    proc = None
+    proc: Any = None
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Entry(Blocks):
         pool: Arbitrated,
     ) -> None:
         # What Blocks and Ask do, in one go. All fields are set here: Python keeps those that come later in a dict.
-        self.env = pool._env  # type: ignore[assignment]  # the engine's
+        self.env = pool._env
         self.callbacks = [gpu.begin]
         self.resource = pool
         self.grid = grid
@@ -96,7 +99,7 @@ class Entry(Blocks):
         """What SimPy does."""
         self._ok = True
         self._value = value
-        env = self.env
+        env = self.gpu.env
         heappush(env._queue, (env._now, NORMAL, next(env._eid), self))  # type: ignore[misc]  # an Event as any
         return self
 
@@ -113,9 +116,10 @@ class Gpu:
     """One GPU's run state and its resources, which the driver brings."""
 
     __slots__ = (
-        "begin", "clock_cap_hz", "copy_engine", "crossed", "due_ps", "energy_j", "hbm", "index", "integrated_ps",
-        "known", "limit_w", "model", "pools", "port", "running", "sms", "state",
+        "begin", "clock_cap_hz", "copy_engine", "crossed", "due_ps", "energy_j", "env", "hbm", "index",
+        "integrated_ps", "known", "limit_w", "model", "pools", "port", "running", "sms", "state",
     )  # fmt: skip
+    env: WholeTime
     pools: list[SmPool]  # one a partition
     limit_w: float
     clock_cap_hz: float

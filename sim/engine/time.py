@@ -7,7 +7,7 @@ from heapq import heappop
 from itertools import count
 from typing import Protocol
 
-from simpy.core import Environment
+from sim.engine.simpy_base import Environment
 
 
 class Unfinished(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sim.scenario.resolved import POLICY
+
 Item = tuple[str, Mapping[str, Any]]
 # Scenarios of one work, and works of one family.
 Work = list[Item]
@@ -27,8 +29,6 @@ def families(todo: Sequence[Item]) -> list[Family]:
     >>> [[[name for name, _ in work] for work in family] for family in families(grid)]
     [[['4 500', '4 600'], ['8 500', '8 600']]]
     """
-    from sim.run.runner import POLICY
-
     found: dict[tuple[str, ...], dict[str, Work]] = {}
     for item in todo:
         given = [(name, value) for name, value in sorted(item[1].items()) if name not in POLICY]
@@ -49,7 +49,7 @@ def batches(todo: Sequence[Family], jobs: int, most: int = MAX_BATCH) -> Iterato
     (50, 20, 10, 1000)
     """
     left = sum(len(work) for family in todo for work in family)
-    size = _size(left, jobs, most)
+    size = batch_size(left, jobs, most)
     part_size = size if sum(map(len, todo)) < jobs else most
     batch: list[Item] = []
     for family in todo:
@@ -57,17 +57,18 @@ def batches(todo: Sequence[Family], jobs: int, most: int = MAX_BATCH) -> Iterato
             if batch and len(batch) + len(part) > size:
                 yield batch
                 left, batch = left - len(batch), []
-                size = _size(left, jobs, most)
+                size = batch_size(left, jobs, most)
             batch += part
         if 2 * len(batch) >= size:
             yield batch
             left, batch = left - len(batch), []
-            size = _size(left, jobs, most)
+            size = batch_size(left, jobs, most)
     if batch:
         yield batch
 
 
-def _size(left: int, jobs: int, most: int) -> int:
+def batch_size(left: int, jobs: int, most: int = MAX_BATCH) -> int:
+    """Scenarios that a batch should have where so many are ``left``."""
     return max(1, min(most, left // (jobs * PARTS)))
 
 

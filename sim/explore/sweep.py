@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from inputs.files import check_regular
 from inputs.texts import parse_json
 from sim.errors import SimError
 from sim.explore import workers
-from sim.explore.batches import MAX_BATCH, Item, batches, families
+from sim.explore.batches import MAX_BATCH, Item, batch_size, batches, families
 from sim.explore.grid import GridPoint, ScenarioGrid
 from sim.explore.in_work import telling
 from sim.explore.lines import line_of, row_of
@@ -237,6 +236,7 @@ def _finished(
     deaths_in_vain = 0
     while left:
         before = len(left)
+        size = batch_size(before, pool.jobs, most)
         try:
             for lines in pool.map(run, list(batches(families(list(left.items())), pool.jobs, most))):
                 rows = [row_of(line) for line in lines]
@@ -250,7 +250,7 @@ def _finished(
                     f"workers died {MAX_DEATHS_IN_VAIN} times without finishing a row ({error}); {len(left)} rows "
                     "are left: give them more memory or fewer --jobs; the same command resumes"
                 ) from None
-        most = max(1, most // 2)
+        most = max(1, size // 2)
 
 
 def _feasible(row: Mapping[str, Any], case: GridPoint) -> bool:
@@ -286,4 +286,4 @@ def _journal_row(line: str) -> dict[str, Any] | None:
 
 def _start_journal(journal: Path, known: Iterable[Mapping[str, Any]]) -> None:
     """Rewrite ``journal`` to hold exactly the known rows: a broken last line is gone."""
-    write_atomically(journal, b"".join(json.dumps(row).encode() + b"\n" for row in known))
+    write_atomically(journal, "".join(map(line_of, known)).encode())

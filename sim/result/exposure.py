@@ -138,7 +138,7 @@ def _overlapping(kinds: SpanKinds, records: Recorder) -> tuple[list[int], list[i
     changes = np.zeros((2 * number + 3, len(at)), dtype=np.int32)
     changes[own.what[order], own.places] = own.change[order]
     changes[-1, 0] = 1  # where nothing else is open
-    is_open = np.cumsum(changes, axis=1)[:, :-1] > 0
+    is_open = np.cumsum(changes, axis=1, out=changes)[:, :-1] > 0  # in place: the table is the largest here
     at, gpu = at[order], own.whose[order[:-1]]
     length, first = at[1:] - at[:-1], is_open.argmax(axis=0)
     by_first, working = np.zeros(2 * number + 3, dtype=np.int64), np.zeros(kinds.gpus, dtype=np.int64)

@@ -134,7 +134,7 @@ def power_steps(records: Recorder) -> tuple[Ints, Ints, Floats]:
     gpu: Ints = np.frombuffer(records.step_gpu, dtype=np.int32).astype(np.int64)
     state: Ints = np.frombuffer(records.step_state, dtype=np.int64)
     end_ps = np.empty_like(time_ps)
-    if len(records.energy_j) > 1:  # one GPU's steps are in order of time
+    if gpu.any():  # the steps of GPU 0 alone are in order of time
         order = np.lexsort((time_ps, gpu))
         time_ps, gpu, state = time_ps[order], gpu[order], state[order]
         end_ps[:-1] = np.where(gpu[1:] == gpu[:-1], time_ps[1:], records.end_ps)

@@ -34,8 +34,8 @@ FIRST_RATIO = 1.07
 SPAN, STRIDE = 16, 2
 # Looks that prove what a search finds: at that clock and at the next.
 PROOFS = 2
-# A walk, with what it takes to take an order down, costs as much as two and a half looks, and spares two of three of
-# those that a search takes beyond the proof: it is worth its price in plans that have paid as much already.
+# A walk, with what it takes to take an order down, costs as much as 1.8 looks (docs/detail.md), and spares two of three
+# of those that a search takes beyond the proof: worth its price in plans whose searches have lost so many.
 WORTH_LOOKS = 4
 # So often in a row the same end of a search may come nearer before it goes further each time than the guide says.
 SAME_END = 3
@@ -44,8 +44,8 @@ SAME_END = 3
 class PowerGuide:
     """Expected mean power of a GPU over a repetition of ``sequence``, and what searches have found of it.
 
-    Once searches have taken ``worth_looks`` more than prove their answers, the order of events of the next run is
-    taken down and walked through (None: never).
+    Once searches after the first have taken ``worth_looks`` more than prove their answers, the order of events of the
+    next run is taken down, and walked through before the next search (None: never).
     """
 
     def __init__(self, sequence: Sequence[Repeated], *, worth_looks: int | None = WORTH_LOOKS) -> None:
@@ -140,6 +140,7 @@ class PowerGuide:
         """A search has ended at ``step`` after so many ``looks``."""
         if self._found:
             self._spent += max(0, looks - PROOFS)
+        self._found.pop(step, None)  # the last one found is the last one in it
         self._found[step] = ratio
 
 

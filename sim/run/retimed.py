@@ -1,7 +1,7 @@
 """The order of events of one engine run of a plan, and what its work would draw at other clocks by it.
 
-A walk through an order (:mod:`sim.shortcuts.retiming`) at many clocks costs about as much as two runs of the engine at
-one, the order taken down included. It says where searches under further caps end; the looks that prove it are the
+A walk through an order (:mod:`sim.shortcuts.retiming`) at many clocks costs as much as about two runs of the engine
+at one, the order taken down included. It says where searches under further caps end; the looks that prove it are the
 engine's.
 """
 
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.driver import Engine
+from sim.engine.noting import NotingCore
 from sim.engine.record import Recorder
 from sim.engine.running import HeldClock
 from sim.shortcuts.clocks import ClockCurves
 from sim.shortcuts.pieces import Piece, Repeated
-from sim.shortcuts.retiming.order import NotingCore, order_of
+from sim.shortcuts.retiming.order import order_of
 from sim.shortcuts.retiming.record import OrderRecord
 from sim.shortcuts.retiming.walk import walk
 

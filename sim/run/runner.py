@@ -31,7 +31,6 @@ from sim.scenario.fields import ScenarioFields
 from sim.scenario.machine import Machine, machine_of, profile_of
 from sim.scenario.memory import check_memory
 from sim.scenario.partition import Partitions
-from sim.scenario.resolved import POLICY as POLICY
 from sim.scenario.resolved import Resolved, resolve_scenario
 from sim.scenario.spec import Scenario
 from sim.shortcuts.context_buckets import EXACT_STEPS, bucket_contexts
@@ -87,9 +86,8 @@ def simulate(
             seconds = round(kernels / EVENT_KERNELS_PER_S)
             if seconds >= WORTH_SAYING_S:
                 say(f"{FULL_DETAIL}: {kernels:,} kernels, about {seconds} s a repetition")
-        looks = Looks()
         try:
-            parts, targets = _run(plan, layout, target, scenario, say, looks, events=events)
+            parts, targets, looks = _run(plan, layout, target, scenario, say, events=events)
         except FoldError as error:
             if scenario.detail != "auto":
                 raise
@@ -155,31 +153,25 @@ def _layouts(plan: Plan, detail: str, refused: list[str]) -> Iterator[tuple[str,
 
 
 def _run(
-    plan: Plan,
-    layout: PieceSequence,
-    target: Machine,
-    scenario: Scenario,
-    say: Progress,
-    looks: Looks,
-    *,
-    events: bool,
-) -> tuple[list[RepeatedPiece], Sequence[Target]]:
-    """Parts of the run, and the power and clock bounds of each of the layout's GPUs."""
-    gpus = len(layout.folding.classes)
+    plan: Plan, layout: PieceSequence, target: Machine, scenario: Scenario, say: Progress, *, events: bool
+) -> tuple[list[RepeatedPiece], Sequence[Target], Looks]:
+    """Parts of the run, the power and clock bounds of each of the layout's GPUs, and how these were found."""
+    gpus, looks = len(layout.folding.classes), Looks()
     if scenario.regime == "cold":
         say("running")
         parts, ends = governed(layout.sequence, target.limits, gpus, repetitions=1)
-        return (by_events(parts) if events else parts), ends
+        return (by_events(parts) if events else parts), ends, looks
     say("finding the settled clock")
     settled = _steady_state(plan, layout, target, looks, uneven=_uneven(scenario))
     say("running")
-    if isinstance(settled, VideoClocks):
-        parts = settled.play(layout)
-        return (by_events(parts) if events else parts), settled.steps
-    if isinstance(settled, SteadyLimiter):
-        parts = play_governed(layout.sequence, settled)
-        return (by_events(parts) if events else parts), settled.targets()
-    return play(layout.sequence, tuple(settled), events=events), settled
+    match settled:
+        case VideoClocks():
+            parts, targets = settled.play(layout), list(settled.steps)
+        case SteadyLimiter():
+            parts, targets = play_governed(layout.sequence, settled), settled.targets()
+        case _:
+            return play(layout.sequence, tuple(settled), events=events), settled, looks
+    return (by_events(parts) if events else parts), targets, looks
 
 
 def _steady_state(

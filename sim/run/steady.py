@@ -69,8 +69,13 @@ def steady_clocks(
             guide.run(held[0])
         return mean_w_at(sequence, held)
 
-    model = sequence[0].piece.model.gpu
-    found = held_clocks(at, limits, model, gpus, guide=guide, slow_top=scheduled, looks=looks)
+    model, guided = sequence[0].piece.model.gpu, None
+    if guide is not None and limits.slow_limit_w < math.inf:
+        guide.retime(looks)
+        guided = GuidedSearch(guide, model, limits.slow_limit_w, guide.expected_w(limits.fast_limit_w))
+    found = held_clocks(at, limits, model, gpus, guided=guided, slow_top=scheduled)
+    if guide is not None and guided is not None and guide.walked:
+        looks.fell_back += max(0, guided.looked - PROOFS)
     return [HeldClock(clock_hz, limits.fast_limit_w) for clock_hz in found]
 
 
@@ -80,14 +85,13 @@ def held_clocks(
     model: GpuModel,
     gpus: int,
     *,
-    guide: PowerGuide | None = None,
+    guided: GuidedSearch | None = None,
     slow_top: bool = False,
-    looks: Looks | None = None,
 ) -> list[float]:
     """The clock of each GPU at which its mean power, ``at`` all clocks, meets the slow limit.
 
     A point of the 2 MHz grid (the limiter's dithering between its own, coarser steps) whose mean power is within the
-    slow limit while the next point's is not. With a ``guide`` (of one GPU) fewer clocks are looked at.
+    slow limit while the next point's is not. A ``guided`` search (of one GPU) looks at fewer clocks.
     ``slow_top``: the highest clock takes longest to work out.
     """
     found = [model.max_clock_hz] * gpus
@@ -95,9 +99,7 @@ def held_clocks(
     if math.isinf(limit_w):
         return found
     searches: Sequence[PowerSearch]
-    if guide is not None:
-        guide.retime(looks or Looks())
-        guided = GuidedSearch(guide, model, limit_w, guide.expected_w(limits.fast_limit_w))
+    if guided is not None:
         searches = [guided]
     else:
         first_hz, top = FIRST_SHARE * model.max_clock_hz, top_step(model)
@@ -112,8 +114,6 @@ def held_clocks(
             return found
     while not all(search.settled for search in searches):
         look(searches, at)
-    if guide is not None and guide.walked and looks is not None:
-        looks.fell_back += max(0, guided.looked - PROOFS)
     found = [search.clock_hz for search in searches]
     for _ in range(MOST_TRIMS):
         over = [max(0.0, power / limit_w - 1.0 - POWER_SLACK) for power in at(found)]

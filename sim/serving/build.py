@@ -35,6 +35,7 @@ from sim.serving.scheduler import Scheduler
 from sim.serving.shared import ReplicaSide, SharedGpus
 from sim.serving.spec import ServeSpec
 from sim.serving.stages import ReplicaStage, handoffs, stage_prices
+from sim.serving.untold import Untold
 from workloads.families.engine import engine_of
 
 
@@ -143,7 +144,9 @@ def replicas_of(
             "swap_s_per_token": kv_bytes / target.gpu.pcie_bytes_per_s,
         }
         if group.pp == 1:
-            made.append(Replica(**parts))
+            host = parts["host"]
+            one_process = host.plans_ahead and host.pace is not None and group.world == 1  # vLLM's uniproc executor
+            made.append(Replica(**parts, untold=Untold(env=env, log=log) if one_process else None))
         else:
             slots = batch_slots(scheduler, group.pp)
             made.append(PipelineReplica(stages=stages, handoffs=handoffs(spec, group, number), slots=slots, **parts))
@@ -221,6 +224,7 @@ def host_of(spec: ServeSpec) -> HostTime:
     pace = known.pace
     if pace is None:
         return known
+    pace = pace.slower(spec.host_pace)
     if spec.captured_tokens is not None:
         pace = replace(pace, captured_tokens=spec.captured_tokens)
     # A step whose drafts it launches is planned once the one before is over (a warning of vLLM 0.24 says so).

@@ -25,10 +25,10 @@ from sim.engine.record import Recorder
 from sim.engine.running import PS_PER_S, GpuModel, Member
 from sim.errors import FoldError
 from sim.run.plan import PieceSequence, Plan
-from sim.run.runner import POLICY
 from sim.run.work import Work
 from sim.scenario.machine import Machine
 from sim.scenario.partition import Partitions
+from sim.scenario.resolved import POLICY
 from sim.scenario.spec import Scenario
 from sim.serving.cost import Cost
 from sim.serving.price_cache import Known, StoredPrices, stored_prices

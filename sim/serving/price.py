@@ -261,6 +261,6 @@ class StepPrices(PartPrices):
             launched_s += pace.uncaptured_s(layers=len(images), kernels=self.programs.image_launches, experts=False)
         if self.draft is not None and self.scenario.speculation in pace.uncaptured_drafts:
             layers, kernels, experts = self.draft.programs.launches
-            each_s = pace.uncaptured_s(layers=layers, kernels=kernels, experts=experts)
+            each_s = pace.drafting_s(layers=layers, kernels=kernels, experts=experts)
             launched_s += len(self._drafts(batch)) * each_s
         return launched_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +24,7 @@ from sim.serving.power import ReplicaGovernor
 from sim.serving.price import StepPrices
 from sim.serving.records import Log, RunStep, Served, stretch_of
 from sim.serving.scheduler import Scheduler
+from sim.serving.untold import Untold
 
 # Steps that are run in one go at most, so that a long quiet stretch still shows in the trace.
 MAX_STRETCH = 512
@@ -39,7 +42,7 @@ class PhaseCaps:
 @dataclass(kw_only=True, slots=True, eq=False)
 class Replica:
     """GPUs that serve together. ``handover`` gets sequences that have their first token, where others go on; ``done``
-    hears of each that has its last.
+    hears of each that has its last; ``untold`` has what a step has yielded, where the engine tells it later.
     """
 
     number: int
@@ -56,6 +59,7 @@ class Replica:
     adapters: AdapterSlots | None = None
     handover: Callable[[Sequence], None] | None = None
     done: Callable[[], None] = lambda: None
+    untold: Untold | None = None
     outstanding_tokens: int = 0
     alive: bool = True
     serving: bool = True  # takes requests
@@ -68,7 +72,8 @@ class Replica:
     _waited_s: float = 0.0  # for adapters, before the step at hand
     _retiring: bool = False  # goes off once it has finished what it has
     _ahead: LaunchedAhead = field(init=False)
-    _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned
+    _inbox: list[Sequence] = field(default_factory=list)  # came after the next step had been planned,
+    _inbox_s: list[float] = field(default_factory=list)  # and when
     _late: list[Sequence] = field(default_factory=list)  # come back to yield tokens in the step at hand
     _since_s: float = 0.0  # up to when the limiters have seen the load
 
@@ -99,6 +104,7 @@ class Replica:
         self.served[sequence.request.number].replica = self.number
         if self.host.plans_ahead and self.scheduler.busy:
             self._inbox.append(sequence)
+            self._inbox_s.append(self.env.now)
         else:
             self.scheduler.add(sequence)
         self.wake()
@@ -143,6 +149,8 @@ class Replica:
     def run(self) -> Generator[simpy.Event, Any, None]:
         """Step after step while it lives."""
         while self.alive:
+            if not self.scheduler.busy:
+                self._tell(0.0)
             if not self.scheduler.busy and self._inbox:
                 self._open_inbox()
             if not self.scheduler.busy:
@@ -150,12 +158,15 @@ class Replica:
                     self.powered = self._retiring = False
                 yield from self._sleep()
                 continue
+            if self._inbox and self._ahead.is_busy:
+                self._open_inbox(self._ahead.launched_s)
             self._planning = True
             step = self.scheduler.plan()
             self._planning = False
             came = bool(self._inbox)
             self._open_inbox()
             if not step.sequences:  # all that is here waits for caches that are on their way
+                self._tell(0.0)
                 if not came:
                     yield from self._sleep()
                 continue
@@ -172,6 +183,7 @@ class Replica:
                 self.prices = self.clock.choose(step, self.scheduler, self.governor.target_w, self.env.now)
                 self.governor.machine = self.prices.machine
             steady = not (step.pieces or step.swapped_tokens or self._late or came or self._waited_s)
+            steady = steady and not self._ahead.is_busy
             steps = self.scheduler.steady_steps() if steady else 1
             if steps > 1 and (row := self._even_steps(step, steps)):
                 yield from self._stretch(step, row)
@@ -187,11 +199,15 @@ class Replica:
         self.idle_until_now()
         self._ahead.ran_s = self.env.now  # nothing was launched ahead of what comes now
 
-    def _open_inbox(self) -> None:
-        """What came while the step before ran is seen by the plan after this one: that was made one step ahead."""
-        for sequence in self._inbox:
+    def _open_inbox(self, until_s: float = math.inf) -> None:
+        """What came while the step before ran is seen by the plan after this one: that was made one step ahead.
+
+        It was made once the host had launched the step before: what had come ``until_s`` then is in it.
+        """
+        count = bisect_right(self._inbox_s, until_s)
+        for sequence in self._inbox[:count]:
             self.scheduler.add(sequence)
-        self._inbox.clear()
+        del self._inbox[:count], self._inbox_s[:count]
 
     def idle_until_now(self) -> None:
         """Bill the pause since the last step."""
@@ -211,6 +227,7 @@ class Replica:
                 record.started_s = begin_s
         hold_s = self.host.seconds(step.sequences) + step.swapped_tokens * self.swap_s_per_token
         hold_s += self._ahead.behind_s(step, self.prices, self.governor.target_w, begin_s + hold_s)
+        self._tell(max(0.0, self._ahead.ready_s - begin_s))
         if hold_s:
             self._pause(hold_s)
         parts = self.prices.joules(step.batch, self.governor.target_w) if step.pieces else None
@@ -225,8 +242,8 @@ class Replica:
             self.log.idle_j += cost.energy_j  # burnt for nothing
             return
         self._share_j += self._bill(step, parts, cost.energy_j)
-        if count := step.batch.decoding - len(self._late):
-            self.log.gap(self._waited_s + hold_s + cost.time_s, count)
+        count = step.batch.decoding - len(self._late)
+        self._ran(self._waited_s + hold_s + cost.time_s, 0.0, 1, count)
         self._waited_s = 0.0
         if self._late:
             self._catch_up(self._late)
@@ -257,6 +274,7 @@ class Replica:
 
     def _stretch(self, step: PlannedStep, row: EvenSteps) -> Generator[simpy.Event, Any, None]:
         """Steps of evenly growing cost, until they are done or somebody arrives (then until the step at hand is)."""
+        self._tell(0.0)
         begin_s, steps, host_s, first = self.env.now, row.count, row.host_s, row.first
         arrived = self._arrived = self.env.event()
         whole_s = row.after_s(steps)
@@ -289,8 +307,20 @@ class Replica:
             for number in range(steps):
                 start_s, time_s = begin_s + row.after_s(number) + host_s, first.time_s + row.slope_s * number
                 self._show(start_s, time_s, step.batch.later(number))
-        self.log.gaps.append((host_s + first.time_s, row.slope_s, steps, step.batch.decoding))
+        self._ran(host_s + first.time_s, row.slope_s, steps, step.batch.decoding)
         self._advance(step, steps)
+
+    def _ran(self, first_s: float, slope_s: float, steps: int, count: int) -> None:
+        """So many sequences yielded a token in each of so many steps."""
+        if self.untold is not None:
+            self.untold.ran(first_s, slope_s, steps, count)
+        elif count:
+            self.log.gaps.append((first_s, slope_s, steps, count))
+
+    def _tell(self, late_s: float) -> None:
+        """What the step before has yielded is told, so long after its end."""
+        if self.untold is not None:
+            self.untold.tell(late_s, self.done)
 
     def _show(self, start_s: float, time_s: float, batch: Batch) -> None:
         if self.log.window is not None:
@@ -348,6 +378,8 @@ class Replica:
             record = self.served[sequence.request.number]
             if record.first_token_s < 0:
                 record.first_token_s = now_s
+                if self.untold is not None:
+                    self.untold.first.append(record)
             if self.handover is not None and sequence.generated < sequence.request.output_tokens:
                 done.remove(sequence)
                 self._forget(sequence)
@@ -359,7 +391,10 @@ class Replica:
             record.hit_tokens += sequence.hit_tokens
             record.preemptions = sequence.preemptions
             self._forget(sequence)
-            self.done()
+            if self.untold is None:
+                self.done()
+            else:
+                self.untold.done.append(record)
 
     def _forget(self, sequence: Sequence) -> None:
         self.outstanding_tokens -= sequence.request.input_tokens + sequence.request.output_tokens
@@ -368,6 +403,7 @@ class Replica:
         """The replica dies at once; its sequences, memory lost, are to be served elsewhere."""
         self.alive = False
         self.outstanding_tokens = 0
+        self._tell(0.0)
         self._open_inbox()
         lost = list(self.scheduler.drain())
         self.wake()

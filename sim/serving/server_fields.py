@@ -161,6 +161,9 @@ class ServerFields(FieldTable):
         None, description="largest step with prompts whose pieces are CUDA graphs [default: the engine's]"
     )
     host_ms: Annotated[float, Field(ge=0, le=1000)] = Field(0.0, description="more host time before each step")
+    host_pace: Annotated[float, Field(ge=0.1, le=10)] = Field(
+        1.0, description="launches of the stack's host take so many times as long as on the machines measured"
+    )
 
     trace: Path | None = Field(None, description="requests of a file: Azure CSV, Mooncake JSONL, or a plain CSV")
     trace_block_tokens: Positive | None = Field(

@@ -290,6 +290,7 @@ SKIPPED = {
     "diffusers_text": "a text encoder alone: held against the stack in tests/test_decoder.py",
     "diffusers_blend": "an input of the decoder's tiles: the host's pace",
     "vllm_host": "an input of stack vllm: the host's pace",
+    "vllm_host_step": "an input of stack vllm: what a step takes the host beside its layers",
     "vllm_stage": "an input of stack vllm: the host's pace in a pipeline",
     "vllm_wait": "an input of stack vllm: the GPU's wait for a host whose step shares out caches",
     "vllm_slot": "an input of servers with adapters: the host's copies of one into its slot",

@@ -20,8 +20,9 @@ from operator import attrgetter
 from typing import Any
 
 from simpy.core import Environment
-from simpy.events import NORMAL, Event, EventPriority
-from simpy.resources.base import BaseResource, Get, Put
+from simpy.events import NORMAL, PENDING, EventPriority
+
+from sim.engine.simpy_base import BaseResource, Event, Get, Put
 
 # SimPy orders events of one instant by priority: completions, requests and releases at NORMAL, then governors, then
 # arbitration (whose grants are NORMAL again).
@@ -55,6 +56,7 @@ class Ask(Put["Arbitrated"]):
     def __init__(self, resource: Arbitrated) -> None:
         self.env = env = resource._env
         self.callbacks = []
+        self._value = PENDING
         self.resource = resource
         self.proc = env._active_proc
         resource.put_queue.append(self)
@@ -64,12 +66,12 @@ class Ask(Put["Arbitrated"]):
 class Give(Get["Arbitrated"]):
     """A release: applied at once, so that it is never queued and has succeeded when it is made."""
 
-    callbacks = None  # type: ignore[assignment]  # what SimPy sets once an event is processed
-    _ok = True
-    _value = None
+    callbacks: Any
 
     def __init__(self, resource: Arbitrated) -> None:
         self.env = resource._env
+        self.callbacks = self._value = None  # what SimPy sets once an event is processed
+        self._ok = True
         self.resource = resource
         resource._do_get(self)
 

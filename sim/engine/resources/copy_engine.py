@@ -23,13 +23,14 @@ Copies are served in the order of their priority and of the time at which they w
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from simpy.core import Environment
 
 from sim.engine.resources.arbitration import Arbitrated, Rounds
 from sim.engine.resources.grid import Grid
-from sim.engine.resources.sm_pool import Blocks, Return, Waiting
+from sim.engine.resources.sm_pool import Blocks, Return
+from sim.engine.resources.waiting import Waiting
 
 NO_SMS = Grid(sms=0.0)
 
@@ -37,7 +38,7 @@ NO_SMS = Grid(sms=0.0)
 class CopyEngine(Arbitrated):
     """Copy engines, each of which does one copy at a time."""
 
-    PutQueue = Waiting
+    PutQueue: ClassVar[Any] = Waiting
 
     def __init__(
         self, env: Environment, capacity: float = math.inf, rounds: Rounds | None = None, place: int = 0

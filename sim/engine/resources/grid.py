@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +27,10 @@ class Grid:
     cluster_sms: float = 0.0
 
 
-class Progress(Protocol):
+class Progress:
     """The progress of a running kernel: the share ``left`` at ``updated_ps``, shares per unit of time, and its end."""
 
+    __slots__ = ("due_ps", "left", "rate", "updated_ps")
     left: float
     rate: float
     updated_ps: int

@@ -25,11 +25,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simpy.core import Environment
-from simpy.resources.base import BaseResource
 
 from hardware.network import Port
 from sim.engine.resources.arbitration import Ask, Give, Moving, Rounds, fire, offer
 from sim.engine.resources.bandwidth import DONE
+from sim.engine.simpy_base import BaseResource
 
 Streams = Sequence[tuple[Port, float]]
 

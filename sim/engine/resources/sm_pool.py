@@ -27,17 +27,17 @@ once an instant (:mod:`sim.engine.resources.arbitration`).
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from simpy.core import Environment
 from simpy.events import NORMAL
 
 from sim.engine.resources.arbitration import Arbitrated, Ask, Give, Moment, Rounds
 from sim.engine.resources.grid import Grid, Progress, room
-from sim.engine.resources.tiles import WHOLE, Split, begin_late, last_round, split_of
+from sim.engine.resources.tiles import WHOLE, Part, Split, begin_late, last_round, split_of
+from sim.engine.resources.waiting import Waiting, by_key
 
 
 class Blocks(Ask):
@@ -48,12 +48,12 @@ class Blocks(Ask):
     ``part`` and ``fill`` (see it) are those of blocks that started when others of their kernel did not.
     """
 
-    progress: Progress | None = None
+    progress: Progress | None
     split: Split | None = None
     at_once = False
     sms = 0.0
     held = 0.0
-    part = WHOLE
+    part: Part
     fill = 1.0
     tail_due: int | float = -1  # when SMs are released early
 
@@ -61,6 +61,7 @@ class Blocks(Ask):
         self.grid = grid
         self.key = key
         self.wanted = wanted
+        self.progress, self.part = None, WHOLE
         super().__init__(pool)
 
     def thin(self, rounds: int) -> float:  # noqa: ARG002 - kernels of the engine know
@@ -75,31 +76,22 @@ class Blocks(Ask):
 class Return(Give):
     """A release of the SMs of ``blocks``, all at the end of their kernel, or all but ``keep``."""
 
-    __slots__ = ("blocks", "env", "keep", "resource")
+    __slots__ = ("_ok", "_value", "blocks", "callbacks", "env", "keep", "resource")
 
     def __init__(self, pool: Arbitrated, blocks: Blocks, keep: float | None = None) -> None:
-        self.env = pool._env
+        self.env = pool._env  # what Give does, in one go
+        self.callbacks = self._value = None
+        self._ok = True
         self.resource = pool
         self.blocks = blocks
         self.keep = keep
         pool._do_get(self)
 
 
-class Waiting(list[Blocks]):
-    """SimPy's put queue in the order of the requests' keys."""
-
-    def append(self, item: Blocks) -> None:
-        """Put a request in its place."""
-        if not self or self[-1].key <= item.key:
-            super().append(item)
-        else:
-            insort(self, item, key=_by_key)
-
-
 class SmPool(Arbitrated):
     """SMs with block-level grants; see the module docstring."""
 
-    PutQueue = Waiting
+    PutQueue: ClassVar[Any] = Waiting
 
     def __init__(self, env: Environment, capacity: float, rounds: Rounds | None = None, place: int = 0) -> None:
         super().__init__(env, capacity, rounds, place)
@@ -137,7 +129,7 @@ class SmPool(Arbitrated):
             give = self._room(event)
         if give <= 0.0:
             if event.at_once:
-                self._start_onnothing(event)
+                self._start_on_nothing(event)
             return event.at_once
         if give < wanted:
             if not grid.whole:
@@ -156,7 +148,7 @@ class SmPool(Arbitrated):
         event.succeed()
         return True
 
-    def _start_onnothing(self, event: Blocks) -> None:
+    def _start_on_nothing(self, event: Blocks) -> None:
         event.wanted = event.held = event.sms = 0.0
         event.split = None
         self.users.append(event)
@@ -238,7 +230,7 @@ class SmPool(Arbitrated):
         """Grant free SMs to waiting blocks of running kernels."""
         grew = False
         waiting = [user for user in users if user.held < user.wanted]
-        for blocks in sorted(waiting, key=_by_key) if len(waiting) > 1 else waiting:
+        for blocks in sorted(waiting, key=by_key) if len(waiting) > 1 else waiting:
             more = self._more(blocks)
             if more > 0.0 and blocks.held == blocks.sms:
                 self.free -= more
@@ -267,7 +259,7 @@ class SmPool(Arbitrated):
             progress = blocks.progress
             if not blocks.grid.whole or progress is None or progress.rate == 0.0 or blocks.held < blocks.sms:
                 continue
-            last, needed = last_round(blocks, blocks.split)
+            last, needed = last_round(blocks.grid, blocks.sms, blocks.part, blocks.split)
             if needed >= blocks.held:
                 continue
             left = progress.left - progress.rate * (now - progress.updated_ps) - last
@@ -286,12 +278,8 @@ class SmPool(Arbitrated):
         self.rounds.tails.pop(now, None)
         if blocks.tail_due == now and blocks in self.users:
             blocks.tail_due = -1
-            Return(self, blocks, last_round(blocks, blocks.split)[1])
+            Return(self, blocks, last_round(blocks.grid, blocks.sms, blocks.part, blocks.split)[1])
 
 
-def _by_key(blocks: Blocks) -> tuple[float, ...]:
-    return blocks.key
-
-
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """No one is told."""

@@ -33,9 +33,9 @@ from typing import Any
 
 from simpy.core import Environment
 from simpy.events import PENDING
-from simpy.resources.base import BaseResource, Get, Put
 
 from sim.engine.resources.arbitration import prepare
+from sim.engine.simpy_base import BaseResource, Get, Put
 
 
 class Launch(Put["Stream"]):
@@ -47,10 +47,11 @@ class Launch(Put["Stream"]):
 
 
 class Turn(Get["Stream"]):
-    """Fires with the next kernel when its turn has come."""
+    """Fires with the next kernel when its turn has come; one that knows who takes it calls ``taker`` instead."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, taker: Callable[[Any], None] | None = None) -> None:
         self._value = PENDING
+        self.taker = taker
         # What simpy.resources.base.Get does, but that the stream itself lets waiting launches in.
         self.env = env = stream._env
         self.callbacks = []
@@ -59,18 +60,6 @@ class Turn(Get["Stream"]):
         stream.get_queue.append(self)
         if not stream.busy:
             stream._trigger_get(None)
-
-    def take(self, kernel: Any) -> None:
-        """The next kernel may start."""
-        self.succeed(kernel)
-
-
-class Turns(Turn):
-    """A front end with one request for all kernels: it stays in the queue and is called with each in order."""
-
-    def __init__(self, stream: Stream, take: Callable[[Any], None]) -> None:
-        self.take = take  # type: ignore[method-assign,assignment]  # one call less a kernel
-        super().__init__(stream)
 
 
 class Stream(BaseResource[Launch, Turn]):
@@ -89,9 +78,9 @@ class Stream(BaseResource[Launch, Turn]):
         """Ask for the next kernel."""
         return Turn(self)
 
-    def turns(self, take: Callable[[Any], None]) -> Turns:
-        """Have ``take`` called with every kernel when it is the next one."""
-        return Turns(self, take)
+    def turns(self, taker: Callable[[Any], None]) -> Turn:
+        """One request for all kernels: it stays in the queue, and ``taker`` is called with each in order."""
+        return Turn(self, taker)
 
     def end(self) -> None:
         """The running kernel has ended."""
@@ -112,7 +101,11 @@ class Stream(BaseResource[Launch, Turn]):
         if self.busy or not self.waiting:
             return False
         self.busy = True
-        event.take(self.waiting.popleft())
+        kernel = self.waiting.popleft()
+        if event.taker is None:
+            event.succeed(kernel)
+        else:
+            event.taker(kernel)
         if self.put_queue:
             self._trigger_put(None)
         return True

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.engine.resources.grid import Grid, Progress
+
+if TYPE_CHECKING:
+    from sim.engine.resources.sm_pool import Blocks
 
 # Beyond so many rounds equal ones are computed at once.
 MANY_ROUNDS = 100_000
@@ -80,19 +83,6 @@ class Part(NamedTuple):
 WHOLE = Part()  # before any tile is assigned
 
 
-class BlockRequest(Protocol):
-    """A request for SMs whose blocks are the whole kernel, or those that started at one time; see ``Blocks``."""
-
-    grid: Grid
-    progress: Progress | None
-    sms: float
-    part: Part
-    fill: float
-
-    def thin(self, rounds: int) -> float:
-        """Least time of the last of ``rounds``, with few tiles, as a share of a round's."""
-
-
 class Dealing(NamedTuple):
     """How the tiles of a kernel go to its blocks.
 
@@ -118,16 +108,16 @@ class Split:
         self.dealing = dealing
         self.rounds, self.own = dealing.rounds, dealing.own
         self.parts = 1
-        self.begun: list[BlockRequest] = []
+        self.begun: list[Blocks] = []
         self.energy_j = 0.0
         self.start_ps = -1
 
-    def join(self, part: BlockRequest, now_ps: int) -> None:
+    def join(self, part: Blocks, now_ps: int) -> None:
         """Blocks of the kernel start: from now on they process their share of its tiles."""
         self.begun.append(part)
         share_out(self, part.grid.sms_per_block, now_ps)
 
-    def ended(self, part: BlockRequest) -> bool:
+    def ended(self, part: Blocks) -> bool:
         """Count a part that has ended; True for the last one."""
         self.parts -= 1
         self.begun.remove(part)
@@ -137,7 +127,7 @@ class Split:
         return False
 
 
-def split_of(blocks: BlockRequest) -> Split:
+def split_of(blocks: Blocks) -> Split:
     """A kernel that begins on part of its SMs.
 
     Where memory bounds it, tiles of a last round of few tiles take the time of their arithmetic alone (docs/laws.md,
@@ -228,11 +218,11 @@ def begin_late(progress: Progress, share: float, now_ps: int) -> None:
     progress.due_ps = -1  # its end is another now
 
 
-def last_round(blocks: BlockRequest, split: Split | None) -> tuple[float, float]:
-    """The last round of a kernel, or of a part of one, as a share of the kernel's time, and the SMs that it needs."""
-    grid = blocks.grid
+def last_round(grid: Grid, sms: float, part: Part, split: Split | None) -> tuple[float, float]:
+    """The last round of a kernel on ``sms`` SMs, or of a ``part`` of a ``split`` one, as a share of the kernel's time,
+    and the SMs that it needs."""
     if split is not None:
-        return blocks.part.lasts / split.rounds, blocks.part.last * grid.sms_per_block
-    tiles, slots = grid.tiles * blocks.sms / grid.sms, blocks.sms / grid.sms_per_block
+        return part.lasts / split.rounds, part.last * grid.sms_per_block
+    tiles, slots = grid.tiles * sms / grid.sms, sms / grid.sms_per_block
     rounds = math.ceil(tiles / slots - 1e-9)
     return 1.0 / rounds, (tiles - (rounds - 1) * slots) * grid.sms_per_block

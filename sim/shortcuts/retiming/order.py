@@ -1,7 +1,7 @@
 """The order of events of one engine run on one GPU: what ends, asks for SMs, starts and is dealt tiles, and when.
 
-:class:`NotingCore` notes what runs at every instant; :func:`order_of` makes of it what does not depend on the clock as
-long as the order holds: the causes of each instant, and what each changes.
+:class:`~sim.engine.noting.NotingCore` notes what runs at every instant; :func:`order_of` makes of it what does not
+depend on the clock as long as the order holds: the causes of each instant, and what each changes.
 """
 
 from __future__ import annotations
@@ -10,55 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sim.engine.core import Core
 from sim.engine.fluid import FluidModel, Running
-from sim.engine.graph import KernelGraph
+from sim.engine.noting import HeldBlocks, Noted, NotingCore
 from sim.engine.record import Recorder
-from sim.engine.resources.grid import Grid, Progress
-from sim.engine.resources.tiles import WHOLE, Dealing, Part, last_round
+from sim.engine.resources.tiles import Dealing, last_round
 from sim.engine.running import HeldClock
 from sim.engine.state import Entry
-
-
-class _Held(NamedTuple):
-    """A running kernel, or the part of one whose blocks started together, at one instant."""
-
-    entry: Entry
-    sms: float
-    held: float
-    fill: float
-    part: Part
-    dealing: Dealing | None
-    tail_due: int | float
-
-
-class Noted(NamedTuple):
-    """What runs after an instant, whether requests wait, and whether SMs that come free are seen by no one."""
-
-    now_ps: int
-    running: list[_Held]
-    queued: bool
-    quiet: bool
-
-
-class NotingCore(Core):
-    """A run of one GPU that notes what runs after each instant, and whether requests wait for SMs."""
-
-    def __init__(self, graph: KernelGraph, models: list[FluidModel], targets: Sequence[HeldClock]) -> None:
-        super().__init__(graph, models, targets)
-        self.noted: list[Noted] = []
-
-    def update(self, now_ps: int) -> None:
-        """Resolve the instant and note it."""
-        super().update(now_ps)
-        gpu = self.gpus[0]
-        pool = gpu.pools[0]
-        running = [
-            _Held(e, e.sms, e.held, e.fill, e.part, e.split.dealing if e.split is not None else None, e.tail_due)
-            for e in gpu.running
-        ]
-        queued = bool(pool.put_queue)
-        self.noted.append(Noted(now_ps, running, queued, not (queued or pool.partial)))
 
 
 class Deal(NamedTuple):
@@ -166,7 +123,7 @@ class _OrderMaker:
         self._numbers: dict[tuple[tuple[int, float], ...], int] = {}
         self._splits: dict[int, int] = {}
         self._begun: list[list[int]] = []  # parts of each split
-        self._before: dict[int, _Held] = {}  # what ran after the last instant, by number
+        self._before: dict[int, HeldBlocks] = {}  # what ran after the last instant, by number
 
     def _all_asks(self, times: dict[int, int]) -> list[set[tuple[int, int]]]:
         """When kernels ask for SMs a while after their turn has come."""
@@ -197,10 +154,10 @@ class _OrderMaker:
         releases: list[int] = []
         grows: list[tuple[int, float]] = []
         runs: list[int] = []
-        fresh: list[_Held] = []
+        fresh: list[HeldBlocks] = []
         dealt = False
         passed = [number for number in ends if 0 <= before[number].tail_due < now_ps]
-        after: dict[int, _Held] = {}
+        after: dict[int, HeldBlocks] = {}
         for one in running:
             entry = one.entry
             number = numbers[id(entry)]
@@ -248,7 +205,7 @@ class _OrderMaker:
                 leaves.append((number, split))
         return tuple(leaves)
 
-    def _deals(self, fresh: Sequence[_Held], running: Mapping[int, _Held]) -> Iterable[Deal]:
+    def _deals(self, fresh: Sequence[HeldBlocks], running: Mapping[int, HeldBlocks]) -> Iterable[Deal]:
         """Of kernels of which blocks start now."""
         dealt = set()
         for one in fresh:
@@ -273,25 +230,11 @@ class _OrderMaker:
                 first=first,
             )
 
-    def _tails(self, running: Sequence[_Held]) -> Iterable[Tail]:
+    def _tails(self, running: Sequence[HeldBlocks]) -> Iterable[Tail]:
         """What :meth:`SmPool.arm_tails` looks at."""
         for one in running:
             if one.entry.grid.whole and one.held >= one.sms:
                 split = one.entry.split
-                last, needed = last_round(_BlocksThen(one.entry.grid, one.sms, one.part), split)
+                last, needed = last_round(one.entry.grid, one.sms, one.part, split)
                 if needed < one.held:
                     yield Tail(self.entries[id(one.entry)], last, 0 if split is None else split.rounds)
-
-
-@dataclass(slots=True)
-class _BlocksThen:
-    """Blocks as they were at an instant."""
-
-    grid: Grid
-    sms: float
-    part: Part = WHOLE
-    progress: Progress | None = None
-    fill: float = 1.0
-
-    def thin(self, rounds: int) -> float:  # noqa: ARG002 - as kernels have it
-        return 1.0

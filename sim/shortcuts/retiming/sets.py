@@ -163,13 +163,15 @@ class _Beside:
     """Sets of one size over 1: how their kernels slow each other down."""
 
     def __init__(self, of: SetsAtClocks, sets: Sequence[int]) -> None:
-        self._of = of
+        # Not ``of`` itself, which holds this one: a cycle, that only the collector would free.
+        self._capacity, self._link_capacity = of.hbm.bytes_per_s * of.hbm.mixed_share, of.link.bytes_per_s
         facts = [one for number in sets if (one := of.facts[number])]
         first = of.first[list(sets)]
         size = len(facts[0].members)
         self._rows: Places = np.array([first + place for place in range(size)])  # member by set
         self._few = [np.array([one.few[place] for one in facts]) for place in range(size)]
         self._weights = [[one.weights[place] for place in range(size)] for one in facts]
+        self._weight = of._weight[self._rows]
         self._waits = _Waits(of, facts, self._rows) if any(one.beside for one in facts) else None
 
     def wait(self, rate: Floats, clock_hz: Floats) -> None:
@@ -179,10 +181,8 @@ class _Beside:
 
     def slow(self, rate: Floats, hbm: Floats, link: Floats) -> None:
         """Lower the rates of kernels that get less of the memory or the port than they could use."""
-        of, rows = self._of, self._rows
-        capacity = of.hbm.bytes_per_s * of.hbm.mixed_share
+        rows, weights, capacity = self._rows, self._weight, self._capacity
         own, sent = hbm[rows], link[rows]
-        weights = of._weight[rows]
         asked = own
         for place, few in enumerate(self._few):
             if few.any():
@@ -194,7 +194,7 @@ class _Beside:
                 asked = asked.copy() if asked is own else asked
                 asked[place] = np.where(few[:, None] & (own[place] > 0.0), behind, own[place])
         granted = self._divided(asked, capacity, self._weights)
-        link_granted = self._divided(sent, of.link.bytes_per_s, None)
+        link_granted = self._divided(sent, self._link_capacity, None)
         if granted is own and link_granted is sent:
             return
         slow = np.minimum(_kept(granted, own), _kept(link_granted, sent))
@@ -216,11 +216,11 @@ class _Waits:
     """Sets of one size in which loads queue behind those of another kernel."""
 
     def __init__(self, of: SetsAtClocks, facts: Sequence[SetFacts], rows: Places) -> None:
-        self._of = of
+        self._hbm_bytes_per_s, self._reference_hz = of.hbm.bytes_per_s, of.gpu.reference_clock_hz
         chosen = [place for place, one in enumerate(facts) if one.beside]
         rows = rows[:, chosen]
         kernels = np.array([facts[place].kernels for place in chosen]).T  # member by set
-        self._rows = rows
+        self._rows, self._hbm_bytes = rows, of._hbm_bytes[rows.ravel()]
         self._others = [
             [(at, (kernels[at] != kernels[place]).astype(float)[:, None]) for at in range(len(rows)) if at != place]
             for place in range(len(rows))
@@ -238,18 +238,18 @@ class _Waits:
 
     def lower(self, rate: Floats, clock_hz: Floats) -> None:
         """Set the rates beside the others' loads."""
-        of, rows = self._of, self._rows.ravel()
+        rows = self._rows.ravel()
         own = rate[rows]
-        flow = of._hbm_bytes[rows] * own * PS_PER_S
+        flow = self._hbm_bytes * own * PS_PER_S
         some = self._unlimited
         if len(some):
             share_of_time = self._share * own[some] * PS_PER_S
             flow[some] = unlimited_at(flow[some], share_of_time, self._hold)
-        loads = (clock_hz / of.gpu.reference_clock_hz * flow).reshape(*self._rows.shape, -1)
+        loads = (clock_hz / self._reference_hz * flow).reshape(*self._rows.shape, -1)
         behind = np.array([_sum([loads[at] * apart for at, apart in others]) for others in self._others])
         here = self._lowered
         mine = own[here]
-        waited = behind.reshape(len(rows), -1)[here] / of.hbm.bytes_per_s
+        waited = behind.reshape(len(rows), -1)[here] / self._hbm_bytes_per_s
         computing = np.minimum(1.0, self._cycles / clock_hz * mine * PS_PER_S)
         rate[rows[here]] = mine / waiting_slowdown_at(self._wait * computing, slowdown_at(waited))
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.resources.grid import Progress
 from sim.engine.resources.tiles import begin_late
 from sim.shortcuts.retiming.dealing import WHOLE, TilesOverClocks, deal_at
 from sim.shortcuts.retiming.order import Deal, Instant
@@ -244,7 +244,8 @@ class _OrderWalk:
         """Blocks of a collective start that have waited for SMs."""
         left = []
         for one in self._left(entry, at).tolist():
-            progress = SimpleNamespace(left=one, rate=0.0, updated_ps=0, due_ps=-1)
+            progress = Progress()
+            progress.left, progress.rate, progress.updated_ps, progress.due_ps = one, 0.0, 0, -1
             begin_late(progress, share, 0)
             left.append(progress.left)
         self._reset(entry, at, np.array(left))
