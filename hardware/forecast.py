@@ -123,6 +123,7 @@ def forecast_profile(gpu: GpuSpec, base: Profile, base_gpu: GpuSpec) -> Profile:
             hbm_bytes_per_s=c.hbm_bytes_per_s * hbm,
             block_energy_j=c.block_energy_j * joules_per_flop,
             step_energy_j=c.step_energy_j * joules_per_flop,
+            leave_energy_j=c.leave_energy_j * joules_per_flop,
             flop_energy_j=c.flop_energy_j * joules_per_flop,
             sm_power_w=c.sm_power_w * power,
             carried=True,

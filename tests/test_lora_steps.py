@@ -187,8 +187,9 @@ def test_steps_with_more_adapters_of_more_rank_cost_no_less() -> None:
     for course in (more, [cost(32, rank) for rank in (32, 64, 256)]):
         for less, same in pairwise(course):
             assert less.time_s < same.time_s and less.energy_j < same.energy_j
-    # Loads of rank 16 are masked on the way up: where many tokens ask for adapters, 32 takes a step less time.
-    assert 0.93 < cost(32, 32).time_s / more[-1].time_s < 0.97
+    # Loads of rank 16 are masked on the way up: where many tokens ask for adapters, 32 takes a step less time, also
+    # for blocks without rows (4,096 tokens of eight adapters up to gate and up: 791 us at rank 16, 615 at 64).
+    assert 0.84 < cost(32, 32).time_s / more[-1].time_s < 0.88
 
 
 def test_a_single_step_has_its_adapters_and_their_slots() -> None:
