@@ -88,6 +88,10 @@ class KernelTerms:
     extrapolated: bool = False
     way: str = ""
 
+    def __hash__(self) -> int:
+        """By the fields that tell kernels apart: every price is looked up in several memos."""
+        return hash((self.floor_s, self.cycles_per_block, self.hbm_bytes, self.link_bytes, self.core_energy_j))
+
 
 def wanted_sms(terms: KernelTerms, gpu_sms: float) -> float:
     """SMs that the kernel asks for: one for each block, at most all (docs/laws.md, "Grids").
