@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -145,6 +145,10 @@ def conserved(run: ServeResult) -> None:
     attention=st.sampled_from(["balanced", "per_sequence"]),
     seed=st.integers(0, 100),
 )
+@example(  # one ends on the replica to which it was handed before the other has told its first token
+    lengths=[(1, 2), (1, 1)], blocks=10, replicas=2, prompts=1, kill_s=0.0, down=(0.0, 0.25), autoscale=None,
+    preemption="recompute", router="round_robin", attention="balanced", seed=0,
+)  # fmt: skip
 def test_no_request_is_lost_or_served_twice(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[tuple[int, int]],

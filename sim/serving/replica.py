@@ -387,7 +387,7 @@ class Replica:
                 self.handover(sequence)
         for sequence in done:
             record = self.served[sequence.request.number]
-            record.done_s = now_s
+            record.done_s = max(now_s, record.first_token_s)
             record.hit_tokens += sequence.hit_tokens
             record.preemptions = sequence.preemptions
             self._forget(sequence)

@@ -140,7 +140,7 @@ class ServeResult:
             "requests_per_s": len(table) / span_s,
             "output_tokens_per_s": output / span_s,
             "output_tokens_per_s_per_gpu": output / span_s / spec.gpus,
-            "output_tokens_per_s_per_user": None if tpot is None else 1.0 / tpot["mean"],
+            "output_tokens_per_s_per_user": 1.0 / tpot["mean"] if tpot and tpot["mean"] else None,
             "input_tokens_per_s": float(table["input_tokens"].sum()) / span_s,
             "goodput_per_s": None if good is None else good / span_s,
             "slo_share": None if good is None else good / len(table),

@@ -46,6 +46,9 @@ class Untold:
                 record.first_token_s += late_s
             for record in finished:
                 record.done_s += late_s
+            for record in first:
+                if record.done_s >= 0.0:  # handed on, and done elsewhere before its first token was told
+                    record.done_s = max(record.done_s, record.first_token_s)
             if gap >= 0:
                 self._lengthen(gap, late_s)
         for _ in finished:
