@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hardware.laws.terms import KernelTerms
@@ -127,3 +128,17 @@ def spans(g: KernelGraph, records: Recorder) -> list[tuple[str, int, float, floa
         for op, start, end in zip(records.span_op, records.span_start_ps, records.span_end_ps, strict=True)
     ]
     return sorted(rows, key=lambda row: (row[2], row[1], row[0]))
+
+
+def energy_of_steps(records: Recorder) -> float:
+    """The integral of the power steps, summed independently of the engine's own bookkeeping."""
+    total = 0.0
+    for gpu in set(records.step_gpu):
+        steps = [
+            (t, records.states[s].power_w)
+            for g, t, s in zip(records.step_gpu, records.step_time_ps, records.step_state, strict=True)
+            if g == gpu
+        ]
+        ends = [t for t, _ in steps[1:]] + [records.end_ps]
+        total += math.fsum(w * (end - t) * 1e-12 for (t, w), end in zip(steps, ends, strict=True))
+    return total

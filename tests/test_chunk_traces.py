@@ -19,7 +19,7 @@ from sim import simulate
 from sim.engine.resources.grid import Grid, room
 from sim.validation.validate import validate
 from tests.engine_kit import REDUCE, graph, run, spans, with_terms
-from tests.test_engine import HOPPER, holding
+from tests.test_engine_sms import HOPPER, holding
 from tests.traces_kit import RECORDED, Ran, ran
 from traces.rounds import TILE, tiles_of
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from enum import Enum
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import assert_never
 
@@ -46,6 +45,7 @@ from sim.build.kernel_sizes import (
     latent_sizes,
     prefill_sizes,
 )
+from sim.build.shown_sizes import shown_sizes
 from sim.engine.graph import KernelClass, Transit
 from sim.scenario.machine import Machine
 from workloads.program import Kernel
@@ -133,7 +133,7 @@ class Pricer:
             beside=None if beside is terms else beside,
             priority=kernel.priority,
             collective=isinstance(work, CollectiveWork),
-            describe={"flops": kernel.flops} | sizes(work),
+            describe={"flops": kernel.flops} | shown_sizes(work),
             transit=self._transit(work, terms),
         )
 
@@ -314,37 +314,6 @@ def flops_of(cls: KernelClass) -> float:
     flops = cls.describe.get("flops", 0.0)
     assert isinstance(flops, int | float)
     return float(flops)
-
-
-def sizes(work: Work | ExchangeSizes) -> dict[str, object]:
-    """A work's sizes by name, for traces; those of an exchange beside those of its collective."""
-    found: dict[str, object] = {}
-    for name, off in _shown_fields(type(work)):  # type: ignore[arg-type]  # mypy: a type is not hashable
-        value = getattr(work, name)
-        if value is None or (off and value is False):
-            continue
-        if isinstance(value, ExchangeSizes):
-            found |= sizes(value)
-        else:
-            found[name] = _shown(value)
-    return found
-
-
-@cache
-def _shown_fields(cls: type[Work | ExchangeSizes]) -> tuple[tuple[str, bool], ...]:
-    """Names of a work's fields that are shown, and whether each is a switch that is off by itself."""
-    return tuple((field.name, field.default is False) for field in fields(cls) if field.name not in ("rival", "turn"))
-
-
-def _shown(value: object) -> object:
-    match value:
-        case Enum():
-            return value.value
-        case tuple():
-            return list(value)
-        case Storage():
-            return str(value)
-    return value
 
 
 def family(work: Work) -> str:
